@@ -1,0 +1,29 @@
+# Everything sets itself up in a new clone: `make demo` and `make test` create .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread for each of the test workers: two torch processes with two threads each crawl on two cores.
+WORKERS ?= 2
+
+.PHONY: demo test test-slow quality clean
+
+demo: .venv/ready
+	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/demo.py
+
+test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+test-slow: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+
+quality: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plots,test,quality]"
+	touch $@
+
+clean:
+	rm -rf .venv outputs

@@ -1,0 +1,30 @@
+"""Task vectors for Hugging Face language models.
+
+The public names are listed here and imported when first used, so that `import hf_taskvec` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec._version import __version__
+
+if TYPE_CHECKING:
+    from hf_taskvec.errors import TaskVectorError
+    from hf_taskvec.vector import TaskVector
+
+_HOME = {
+    "TaskVector": "hf_taskvec.vector",
+    "TaskVectorError": "hf_taskvec.errors",
+}
+
+__all__ = ["TaskVector", "TaskVectorError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'hf_taskvec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
