@@ -1,0 +1,53 @@
+"""Norms and inner products of one parameter's change, from its factors wherever it has factors.
+
+`<L1 R1, L2 R2> = sum((L1' L2) * (R1 R2'))` needs two Gram matrices of the ranks' size and never the dense matrix.
+"""
+
+import torch
+
+from hf_taskvec.arithmetic import Sum, Term
+from hf_taskvec.delta import LowRank
+
+
+def dot(a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
+    """The inner product of two sums of terms over one parameter, in fp64."""
+    if not a or not b:
+        return 0.0
+    shape = a[0].delta.shape
+    a_dense, a_factors = _split(a)
+    b_dense, b_factors = _split(b)
+    result = 0.0
+    for weight, left, right in a_factors:
+        for other_weight, other_left, other_right in b_factors:
+            grams = (left.T @ other_left) * (right @ other_right.T)
+            result += weight * other_weight * grams.sum().item()
+    if a_dense or b_dense:
+        same = a_dense == b_dense
+        sum_a, sum_b = Sum(shape, a_dense), Sum(shape, b_dense)
+        for start, stop in sum_a.tiles():
+            rows_a = sum_a.rows(start, stop)
+            rows_b = rows_a if same else sum_b.rows(start, stop)
+            result += torch.dot(rows_a.flatten(), rows_b.flatten()).item()
+            for weight, left, right in b_factors if a_dense else ():
+                result += weight * ((rows_a @ right.T) * left[start:stop]).sum().item()
+            for weight, left, right in a_factors if b_dense else ():
+                result += weight * ((rows_b @ right.T) * left[start:stop]).sum().item()
+    return result
+
+
+def norm(terms: tuple[Term, ...]) -> float:
+    """The Frobenius norm of a sum of terms over one parameter."""
+    return max(dot(terms, terms), 0.0) ** 0.5
+
+
+_Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
+
+
+def _split(terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], _Factors]:
+    dense = tuple(term for term in terms if not isinstance(term.delta, LowRank))
+    factors = [
+        (t.weight * t.delta.scaling, t.delta.left.read().double(), t.delta.right.read().double())
+        for t in terms
+        if isinstance(t.delta, LowRank)
+    ]
+    return dense, factors

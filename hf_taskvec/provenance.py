@@ -1,0 +1,167 @@
+"""Where a task vector comes from: its sources, and the expression that made it from them.
+
+Kept as plain values so that it can be printed, stored as JSON, and shown on a model card. A local folder is known
+by its name only: no path of the user's machine is ever stored or printed.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A model that entered a vector: a Hub id, a folder's name, or the class of a live model."""
+
+    name: str
+    revision: str | None = None
+    architecture: str | None = None
+    fingerprint: str | None = None
+    #: sha256 of each weight file, where the Hub told it
+    files: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision[:12]}" if self.revision else ""
+        fingerprint = f" [{self.fingerprint[:12]}]" if self.fingerprint else ""
+        return f"{self.name}{revision}{fingerprint}"
+
+    def to_json(self) -> dict[str, Any]:
+        found = {k: v for k, v in vars(self).items() if v}
+        return {**found, **({"files": dict(self.files)} if self.files else {})}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
+        return cls(**{**data, "files": tuple(sorted(data.get("files", {}).items()))})
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One source of a vector: the label it has in the expression, and how it was made."""
+
+    label: str
+    how: str
+    base: ModelRecord | None = None
+    tuned: ModelRecord | None = None
+
+    def __str__(self) -> str:
+        models = [f"{side}={model}" for side, model in (("base", self.base), ("tuned", self.tuned)) if model]
+        return f"{self.label}: {self.how}" + (f" ({', '.join(models)})" if models else "")
+
+    def to_json(self) -> dict[str, Any]:
+        models = {"base": self.base, "tuned": self.tuned}
+        return {
+            "label": self.label,
+            "how": self.how,
+            **{side: model.to_json() for side, model in models.items() if model},
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Origin":
+        models = {s: ModelRecord.from_json(data[s]) for s in ("base", "tuned") if s in data}
+        return cls(data["label"], data["how"], **models)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """A linear combination of labelled atoms, and the origins that the labels stand for."""
+
+    weights: tuple[tuple[str, float], ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, origin: Origin) -> "Provenance":
+        return cls(((origin.label, 1.0),), (origin,))
+
+    @property
+    def expression(self) -> str:
+        """The expression in the algebra's own notation.
+
+        >>> Provenance((("hp1", -0.6), ("hp2", 1.0))).expression
+        '-0.6*hp1 + hp2'
+        """
+        text = ""
+        for atom, weight in self.weights:
+            sign = "-" if weight < 0 else "+"
+            factor = "" if abs(weight) == 1.0 else f"{abs(weight):.12g}*"
+            text += f" {sign} {factor}{atom}" if text else f"{sign.strip('+')}{factor}{atom}"
+        return text or "0"
+
+    def scaled(self, weight: float) -> "Provenance":
+        return replace(self, weights=tuple((atom, w * weight) for atom, w in self.weights if w * weight != 0.0))
+
+    def plus(self, other: "Provenance") -> "Provenance":
+        other = other._relabelled_beside(self)
+        weights = dict(self.weights)
+        for atom, weight in other.weights:
+            weights[atom] = weights.get(atom, 0.0) + weight
+        origins = dict.fromkeys([*self.origins, *other.origins])
+        return Provenance(tuple((a, w) for a, w in weights.items() if w != 0.0), tuple(origins))
+
+    def through(self, function: str, **arguments: object) -> "Provenance":
+        """The provenance of `function(self, ...)`: one new atom."""
+        given = "".join(f", {key}={value!r}" for key, value in arguments.items() if value is not None)
+        return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins)
+
+    def renamed(self, label: str) -> "Provenance":
+        """The same provenance under a name of its own, if it is a single source; else as a named atom."""
+        if len(self.origins) == 1 and self.weights == ((self.origins[0].label, 1.0),):
+            return Provenance.of(replace(self.origins[0], label=label))
+        how = f"{self.expression}"
+        return Provenance(((label, 1.0),), (Origin(label, how), *self.origins))
+
+    def _relabelled_beside(self, other: "Provenance") -> "Provenance":
+        taken = {origin.label: origin for origin in other.origins}
+        result = self
+        for origin in self.origins:
+            if taken.get(origin.label, origin) == origin:
+                continue
+            number = 2
+            while f"{origin.label}_{number}" in taken:
+                number += 1
+            result = result._relabel(origin, f"{origin.label}_{number}")
+        return result
+
+    def _relabel(self, origin: Origin, label: str) -> "Provenance":
+        swap = _word(origin.label, label)
+        return Provenance(
+            tuple((swap(atom), weight) for atom, weight in self.weights),
+            tuple(replace(o, label=label) if o == origin else o for o in self.origins),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "expression": self.expression,
+            "weights": [[atom, weight] for atom, weight in self.weights],
+            "origins": [origin.to_json() for origin in self.origins],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Provenance":
+        return cls(
+            tuple((str(atom), float(weight)) for atom, weight in data["weights"]),
+            tuple(Origin.from_json(origin) for origin in data["origins"]),
+        )
+
+
+def _word(old: str, new: str) -> Callable[[str], str]:
+    pattern = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+    return lambda text: pattern.sub(new, text)
+
+
+def label_for(name: str) -> str:
+    """A model's name as an identifier, for use in an expression.
+
+    >>> label_for("me/phi-1_5-hp1")
+    'phi_1_5_hp1'
+    """
+    label = re.sub(r"\W", "_", name.rstrip("/").rsplit("/", 1)[-1])
+    return label if label and not label[0].isdigit() else f"v_{label}"
+
+
+def total(provenances: Iterable[Provenance]) -> Provenance:
+    """The provenance of a sum."""
+    result = Provenance()
+    for provenance in provenances:
+        result = result.plus(provenance)
+    return result

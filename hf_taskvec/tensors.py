@@ -1,0 +1,116 @@
+"""Tensors that are read when used: the leaves of every expression.
+
+A `Source` knows its shape and dtype without touching its data. `read` gives the tensor, usually a view over a
+memory-mapped file, which must never be written to. Two sources are equal if they stand for the same stored tensor;
+that is how like terms are found without reading anything.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+class Source(ABC):
+    """A tensor that is read when used."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def read(self) -> torch.Tensor:
+        """The tensor, on the CPU. Read-only: it may be a view over a mapped file."""
+
+    @property
+    def nbytes(self) -> int:
+        return numel(self.shape) * self.dtype.itemsize
+
+    @property
+    def roots(self) -> "tuple[Source, ...]":
+        """The stored tensors that this source is a view of (itself, if it is not a view)."""
+        return (self,)
+
+
+def numel(shape: Sequence[int]) -> int:
+    """The number of elements of a shape (1 for a scalar)."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory(Source):
+    """A tensor that already is in memory. The vector owns it: nobody else may write to it."""
+
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self) -> torch.Tensor:
+        return self.tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InMemory) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+@dataclass(frozen=True)
+class Transposed(Source):
+    """The transpose of a stored matrix, as a view."""
+
+    source: Source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape[::-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def read(self) -> torch.Tensor:
+        return self.source.read().t()
+
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        return self.source.roots
+
+
+@dataclass(frozen=True)
+class RowsOf(Source):
+    """Some rows of a stored tensor: a free view for a `range`, a small copy for scattered indices."""
+
+    source: Source
+    index: range | tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.index), *self.source.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def read(self) -> torch.Tensor:
+        if isinstance(self.index, range):
+            return self.source.read()[self.index.start : self.index.stop]
+        return self.source.read()[list(self.index)]
+
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        return self.source.roots
