@@ -1,0 +1,34 @@
+"""The loopback Hub, up before any test module is imported.
+
+huggingface_hub reads its endpoint and its cache folder from the environment when it is imported, and never
+again. So the server starts here, at import. Each worker of pytest-xdist imports this file, and so has a
+server and a cache of its own.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hub_server import HubServer
+
+if "huggingface_hub" in sys.modules:
+    raise RuntimeError("huggingface_hub was imported before tests/conftest.py: it would talk to the real Hub")
+
+_HUB = HubServer().start()
+os.environ.update(_HUB.environment())
+
+
+def pytest_unconfigure() -> None:
+    _HUB.stop()
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    """The Hub without repos, log or faults, and a client that has nothing in its caches."""
+    from huggingface_hub import HfFileSystem
+
+    _HUB.clear()
+    HfFileSystem.clear_instance_cache()  # it remembers, within the process, which repos exist
+    yield _HUB
+    _HUB.clear()
