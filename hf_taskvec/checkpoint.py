@@ -6,7 +6,6 @@ safetensors are opened with the safetensors library, which checks the header aga
 
 import hashlib
 import json
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,23 +17,37 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hf_taskvec.arithmetic import FLOATS
-from hf_taskvec.errors import CorruptFileError, MissingFileError, MismatchError, UnsupportedError
+from hf_taskvec.errors import CorruptFileError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.tensors import Source
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
+@dataclass(frozen=True)
+class Home:
+    """Where a file can be found again: a Hub id with its commit, or a folder."""
+
+    where: str
+    revision: str | None = None
+
+
 class TensorFile:
     """One file of tensors, mapped. Equal to another if both are the same unchanged file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, home: Home | None = None) -> None:
         self.path = path
+        self.home = home or Home(str(path.parent.resolve()))
         stat = path.stat()
         self._identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         self._tensors: dict[str, torch.Tensor] | None = None
@@ -112,7 +125,7 @@ class Checkpoint:
         for name in sorted(self.tensors):
             source = self.tensors[name]
             digest.update(f"{name}|{list(source.shape)}|{source.dtype}|".encode())
-            digest.update(_samples(source.read()))
+            digest.update(samples(source.read()))
         return digest.hexdigest()
 
     def record(self) -> ModelRecord:
@@ -123,7 +136,8 @@ class Checkpoint:
         return f"{self.name}@{self.revision[:12]}" if self.revision else self.name
 
 
-def _samples(tensor: torch.Tensor) -> bytes:
+def samples(tensor: torch.Tensor) -> bytes:
+    """The first, middle and last bytes of a tensor: enough to tell another model, not another element."""
     flat = tensor.detach().reshape(-1)
     count = _SAMPLE // max(1, tensor.element_size())
     middle = max(0, flat.numel() // 2 - count // 2)
@@ -164,33 +178,37 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def open_files(folder: Path, names: tuple[str, ...]) -> dict[str, StoredTensor]:
+def open_files(folder: Path, names: tuple[str, ...], home: Home | None = None) -> dict[str, StoredTensor]:
     """All tensors of the first of the named files (or indices of shards) that the folder has."""
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if found is None:
         raise MissingFileError(f"{folder.name} has none of {', '.join(names)}. Is it a model folder?")
     if found.name.endswith(".index.json"):
-        return _open_shards(found)
-    file = TensorFile(found)
+        return _open_shards(found, home)
+    file = TensorFile(found, home)
     return {name: StoredTensor(file, name) for name in file.names}
 
 
-def _open_shards(index: Path) -> dict[str, StoredTensor]:
+def _open_shards(index: Path, home: Home | None) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
     tensors = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or shard in (".", ".."):
-            raise CorruptFileError(f"{index.name} names a shard outside its folder: {shard!r}. Do not trust this model.")
+            raise CorruptFileError(
+                f"{index.name} names a shard outside its folder: {shard!r}. Do not trust this model."
+            )
         path = index.parent / shard
         if not path.exists():
             raise MissingFileError(f"{index.name} names {shard}, which is missing. Download the model again.")
-        file = TensorFile(path)
+        file = TensorFile(path, home)
         listed = {name for name, where in weight_map.items() if where == shard}
         for name in sorted(listed ^ set(file.names)):
             place = f"only in {shard}" if name not in listed else f"not in {shard}"
-            raise CorruptFileError(f"{index.name} and its shards disagree: {name} is {place}. Download the model again.")
+            raise CorruptFileError(
+                f"{index.name} and its shards disagree: {name} is {place}. Download the model again."
+            )
         tensors.update({name: StoredTensor(file, name) for name in file.names})
     return tensors
 
@@ -237,7 +255,7 @@ def open_checkpoint(where: str | Path, revision: str | None = None, token: str |
     if (folder / "adapter_config.json").exists() and not any((folder / file).exists() for file in WEIGHTS):
         raise MismatchError(f"{name} is a PEFT adapter, not a full model: use TaskVector.from_adapter().")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-    stored = open_files(folder, WEIGHTS)
+    stored = open_files(folder, WEIGHTS, Home(name, commit) if commit else None)
     layout = layout_of_config(config)
     placed = layout.place(stored, name)
     tensors = canonical_tensors(placed, stored, layout, name)
@@ -284,7 +302,7 @@ def _hub_digests(folder: Path, stored: Mapping[str, StoredTensor]) -> tuple[tupl
     """The sha256 of each weight file, where the Hub's cache knows it: its links are named by content."""
     found = {}
     for path in {source.file.path for source in stored.values()}:
-        target = Path(os.readlink(path)).name if path.is_symlink() else ""
+        target = path.readlink().name if path.is_symlink() else ""
         if len(target) == 64:
             found[path.name] = target
     return tuple(sorted(found.items()))

@@ -5,7 +5,6 @@ matrix. A dense matrix is approximated from products with its tiles: by a random
 iterations (Halko, Martinsson and Tropp 2011), or exactly, by the eigenvectors of its small Gram matrix.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +101,9 @@ def _svd_of_factors(terms: list[Term]) -> _SVD:
     return q_left @ u, values, v @ q_right.T
 
 
-def _svd_of_dense(matrix: Sum, target: Target, exact: bool | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+def _svd_of_dense(
+    matrix: Sum, target: Target, exact: bool | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     rows, columns = matrix.shape
     total = 0.0
     for start, stop in matrix.tiles():
@@ -120,8 +121,9 @@ def _svd_of_dense(matrix: Sum, target: Target, exact: bool | None) -> tuple[torc
         size *= 2
 
 
-def _map_tiles(matrix: Sum, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    return torch.cat([function(matrix.rows(start, stop)) for start, stop in matrix.tiles()])
+def _right_product(matrix: Sum, right: torch.Tensor) -> torch.Tensor:
+    """`matrix @ right`, tile by tile."""
+    return torch.cat([matrix.rows(start, stop) @ right for start, stop in matrix.tiles()])
 
 
 def _left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
@@ -141,10 +143,10 @@ def _svd_by_gram(matrix: Sum) -> _SVD:
             tile = matrix.rows(start, stop)
             gram.addmm_(tile.T, tile)
         basis = torch.linalg.eigh(gram).eigenvectors.flip(1)
-        image = _map_tiles(matrix, lambda tile: tile @ basis)  # orthogonal columns, whose norms are the values
+        image = _right_product(matrix, basis)  # orthogonal columns, whose norms are the values
         values = torch.linalg.vector_norm(image, dim=0)
         return image / values.clamp_min(torch.finfo(torch.float64).tiny), values, basis.T
-    dense = _map_tiles(matrix, lambda tile: tile)
+    dense = torch.cat([matrix.rows(start, stop) for start, stop in matrix.tiles()])
     basis = torch.linalg.eigh(dense @ dense.T).eigenvectors.flip(1)
     image = basis.T @ dense
     values = torch.linalg.vector_norm(image, dim=1)
@@ -155,9 +157,9 @@ def _svd_by_sketch(matrix: Sum, size: int) -> _SVD:
     """The leading singular triples, by subspace iteration from a seeded random start."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(matrix.shape[1], size, dtype=torch.float64, generator=generator)
-    left = torch.linalg.qr(_map_tiles(matrix, lambda tile: tile @ start)).Q
+    left = torch.linalg.qr(_right_product(matrix, start)).Q
     for _ in range(_POWER_ITERATIONS):
         right = torch.linalg.qr(_left_product(matrix, left).T).Q
-        left = torch.linalg.qr(_map_tiles(matrix, lambda tile, right=right: tile @ right)).Q
+        left = torch.linalg.qr(_right_product(matrix, right)).Q
     u, values, v = torch.linalg.svd(_left_product(matrix, left), full_matrices=False)
     return left @ u, values, v

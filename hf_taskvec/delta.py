@@ -55,9 +55,7 @@ class Delta(ABC):
         """Add `weight` times rows `start:stop` of the change to the fp64 tensor `out`."""
 
 
-def _add_parts(
-    parts: tuple[tuple[int, Source], ...], out: torch.Tensor, start: int, stop: int, weight: float
-) -> None:
+def _add_parts(parts: tuple[tuple[int, Source], ...], out: torch.Tensor, start: int, stop: int, weight: float) -> None:
     for sign, source in parts:
         tensor = source.read()
         rows = tensor if tensor.ndim == 0 else tensor[start:stop]
@@ -130,9 +128,7 @@ class LowRank(Delta):
         return min(self.left.shape[1], *self.shape)
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
-        out.addmm_(
-            self.left.read()[start:stop].to(out), self.right.read().to(out), alpha=weight * self.scaling
-        )
+        out.addmm_(self.left.read()[start:stop].to(out), self.right.read().to(out), alpha=weight * self.scaling)
 
 
 @dataclass(frozen=True)
@@ -160,15 +156,11 @@ class Rows(Delta):
             first, last = max(start, self.index.start), min(stop, self.index.stop)
             if first < last:
                 offset = self.index.start
-                self.inner.add_rows(
-                    out[first - start : last - start], first - offset, last - offset, weight
-                )
+                self.inner.add_rows(out[first - start : last - start], first - offset, last - offset, weight)
             return
         for position, row in enumerate(self.index):
             if start <= row < stop:
-                self.inner.add_rows(
-                    out[row - start : row - start + 1], position, position + 1, weight
-                )
+                self.inner.add_rows(out[row - start : row - start + 1], position, position + 1, weight)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class ChangedSourceError(TaskVectorError, ValueError):
     """A base or fine-tune is no longer what it was when the vector was made."""
 
 
+class OutputError(TaskVectorError, OSError):
+    """Output that cannot be written: a folder that is not ours, no permission, a full disk."""
+
+
 class MissingFileError(TaskVectorError, FileNotFoundError):
     """A folder, a shard or a Hub repository that is not there."""
 

@@ -80,7 +80,7 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
     if extra:
         parts.append(f"missing in the base: {some(extra)}")
     raise MismatchError(
-        f"{models} do not have the same parameters ({'; '.join(parts)}). Save the fine-tune again with all its weights, "
+        f"{models} do not have the same parameters ({'; '.join(parts)}). Save the fine-tune again whole, "
         "and with the base's tie_word_embeddings setting."
     )
 
@@ -92,7 +92,7 @@ def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
     pairs = ((source, tuned.tensors[name]) for name, source in base.tensors.items())
     if all(a == b or torch.equal(a.read(), b.read()) for a, b in pairs):
         raise BadValueError(
-            f"{tuned.where} is identical to its base {base.where}: every parameter is equal, so the task vector would be "
+            f"{tuned.where} is identical to its base {base.where}: every parameter is equal, so the vector would be "
             "zero. Was the right checkpoint given?"
         )
 

@@ -1,5 +1,7 @@
 """Live models: their parameters under canonical names."""
 
+from typing import Any
+
 import torch
 
 from hf_taskvec.checkpoint import Checkpoint, canonical_tensors
@@ -15,7 +17,7 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    inner = model.get_base_model() if is_peft_model(model) else model
+    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
     what = f"live {type(inner).__name__}"
     layout = layout_of_model(inner)
     state = _weights(inner, what)

@@ -111,7 +111,7 @@ def layout_of_config(config: Mapping[str, Any] | None) -> Layout:
     return _layout_of_json(json.dumps(config, sort_keys=True, default=str))
 
 
-def layout_of_model(model: torch.nn.Module) -> Layout:
+def layout_of_model(model: Any) -> Layout:
     """The layout of a live model, wrapped by PEFT or not."""
     inner = model.get_base_model() if is_peft_model(model) else model
     config = getattr(inner, "config", None)

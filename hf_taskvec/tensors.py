@@ -8,6 +8,7 @@ that is how like terms are found without reading anything.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -43,6 +44,12 @@ def numel(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A CPU tensor's bytes, without a copy if it is contiguous."""
+    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,14 @@ from hf_taskvec import measure
 from hf_taskvec.arithmetic import Sum, Term, parse_dtype
 from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense, LowRank
-from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError, did_you_mean, some
+from hf_taskvec.errors import (
+    BadValueError,
+    MismatchError,
+    MissingNameError,
+    UnsupportedError,
+    did_you_mean,
+    some,
+)
 from hf_taskvec.provenance import Origin, Provenance
 from hf_taskvec.tensors import InMemory, Source
 
@@ -280,8 +287,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
                 which the first that matches counts; or a function from a parameter's name to a number.
             default: for parameters that no pattern matches.
         """
-        if isinstance(scales, numbers.Real):
-            return self * float(scales)
+        if isinstance(scales, int | float):
+            return self * scales
         if callable(scales):
             factors = {name: _finite(scales(name)) for name in self}
             described = "function"

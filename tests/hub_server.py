@@ -339,9 +339,7 @@ class HubServer:
     def create_repo(self, call: Call) -> Reply:
         kind, owner = call.json.get("type", "model") + "s", call.json.get("organization") or call.user
         if call.user is None or owner != call.user:
-            raise HubError(
-                403 if call.user else 401, f"You don't have the rights to create repos for {owner}"
-            )
+            raise HubError(403 if call.user else 401, f"You don't have the rights to create repos for {owner}")
         repo = Repo(kind, f"{owner}/{call.json['name']}", private=call.json.get("visibility") == "private")
         url = f"{self.url}/{repo.path}"
         if (kind, repo.id) in self._repos:
@@ -365,9 +363,7 @@ class HubServer:
         commit = repo.commit(revision or "main")
         siblings = [{"rfilename": path} for path in commit.files]
         if call.flag("blobs"):
-            siblings = [
-                {"rfilename": p, **b.entry, "blobId": b.entry["oid"]} for p, b in commit.files.items()
-            ]
+            siblings = [{"rfilename": p, **b.entry, "blobId": b.entry["oid"]} for p, b in commit.files.items()]
         card = _read_card(commit.files["README.md"].data.decode()) if "README.md" in commit.files else {}
         info = {
             "id": repo.id,
@@ -521,9 +517,7 @@ def _entries(commit: Commit) -> list[dict[str, Any]]:
     """Every file and every folder, as the tree API lists them."""
     folders = {str(parent) for path in commit.files for parent in PurePosixPath(path).parents} - {"."}
     # git has an oid for a folder; the client wants one, and compares it with nothing.
-    entries = [
-        {"type": "directory", "path": path, "size": 0, "oid": _git_oid(path.encode())} for path in folders
-    ]
+    entries = [{"type": "directory", "path": path, "size": 0, "oid": _git_oid(path.encode())} for path in folders]
     entries += [{"type": "file", "path": path, **blob.entry} for path, blob in commit.files.items()]
     return sorted(entries, key=lambda entry: str(entry["path"]))
 

@@ -310,9 +310,7 @@ def test_private(hub: HubServer, api: HfApi, token: str | bool, status: int) -> 
 @pytest.mark.parametrize(("token", "status"), [(False, 401), (OTHER_TOKEN, 403)])
 def test_gated(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
     hub.add_repo(REPO, FILES, gated=True)
-    assert (
-        api.model_info(REPO, token=token).gated == "manual"
-    )  # everyone may look, only the files are kept back
+    assert api.model_info(REPO, token=token).gated == "manual"  # everyone may look, only the files are kept back
     with pytest.raises(GatedRepoError) as error:
         hf_hub_download(REPO, "config.json", token=token)
     assert status_of(error) == status
@@ -342,9 +340,7 @@ def test_a_500_that_goes_away(hub: HubServer, api: HfApi, folder: Path) -> None:
     assert hub.files(REPO)["model.safetensors"] == WEIGHTS
 
 
-def test_a_commit_that_fails_leaves_nothing_and_the_next_try_resumes(
-    hub: HubServer, api: HfApi, folder: Path
-) -> None:
+def test_a_commit_that_fails_leaves_nothing_and_the_next_try_resumes(hub: HubServer, api: HfApi, folder: Path) -> None:
     api.create_repo(REPO)
     hub.fail_next("/commit/", status=503)  # the one request that the client does not repeat by itself
     with pytest.raises(HfHubHTTPError) as error:
@@ -431,9 +427,7 @@ def test_peft_loads_an_adapter_and_its_base(hub: HubServer, model: GPT2LMHeadMod
     assert_same_weights(loaded, adapted)
     # transformers finds the base by the name that the adapter's config has.
     tokens = torch.arange(8)[None]
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained("me/adapter")(tokens).logits, adapted(tokens).logits
-    )
+    assert torch.equal(AutoModelForCausalLM.from_pretrained("me/adapter")(tokens).logits, adapted(tokens).logits)
 
 
 def test_datasets_loads_text_and_parquet(hub: HubServer, tmp_path: Path) -> None:
