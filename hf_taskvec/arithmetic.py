@@ -27,6 +27,10 @@ class Term:
     delta: Delta
 
 
+_Tensors = list[tuple[float, torch.Tensor]]
+_Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
+
+
 class Sum:
     """`target + scale * sum(weight * delta)` for one parameter, ready to be evaluated tile by tile.
 
@@ -66,30 +70,25 @@ class Sum:
         first = [*([] if target is None else [target]), *(s for s in subtracted if s != target)]
         order = dict.fromkeys([*first, *coefficients])
         self._linear = [(coefficients[s], s) for s in order if coefficients[s] != 0.0]
-        self._tensors: list[tuple[float, torch.Tensor]] | None = None
         self._low_rank = low_rank
-        self._factors: list[tuple[float, torch.Tensor, torch.Tensor]] = []
+        self._prepared: tuple[_Tensors, _Factors] | None = None
 
-    @property
-    def reads_only(self) -> Source | None:
-        """The one stored tensor that this sum is equal to (coefficient 1 and nothing else), if there is one."""
-        alone = len(self._linear) == 1 and not self._low_rank and not self._others
-        return self._linear[0][1] if alone and self._linear[0][0] == 1.0 else None
-
-    def _prepare(self) -> list[tuple[float, torch.Tensor]]:
+    def _prepare(self) -> tuple[_Tensors, _Factors]:
+        """What the tiles read. Several threads may get here at once: each makes its own, and the last one stays."""
         kept = 0
+        factors = []
         for weight, delta in self._low_rank:
             right = delta.right.read()
             kept += right.numel() * 8
             if kept <= _FACTOR_CACHE_BYTES:
                 right = right.to(self.device, torch.float64)
-            self._factors.append((weight * delta.scaling, delta.left.read(), right))
-        self._tensors = [(coefficient, source.read()) for coefficient, source in self._linear]
-        return self._tensors
+            factors.append((weight * delta.scaling, delta.left.read(), right))
+        self._prepared = [(coefficient, source.read()) for coefficient, source in self._linear], factors
+        return self._prepared
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows `start:stop` in fp64. `start` must be the start of a tile, for the bits to be reproducible."""
-        tensors = self._prepare() if self._tensors is None else self._tensors
+        tensors, factors = self._prepared or self._prepare()
         if not self.shape:
             out = torch.zeros((), dtype=torch.float64, device=self.device)
         elif tensors and tensors[0][0] == 1.0:
@@ -100,7 +99,7 @@ class Sum:
         for coefficient, tensor in tensors:
             rows = tensor[start:stop] if self.shape else tensor
             out.add_(rows.to(self.device, torch.float64), alpha=coefficient)
-        for weight, left, right in self._factors:
+        for weight, left, right in factors:
             out.addmm_(
                 left[start:stop].to(self.device, torch.float64),
                 right.to(self.device, torch.float64),

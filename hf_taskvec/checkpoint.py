@@ -30,7 +30,18 @@ WEIGHTS = (
 )
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
@@ -49,6 +60,8 @@ class TensorFile:
         self.path = path
         self.home = home or Home(str(path.parent.resolve()))
         stat = path.stat()
+        #: changes when the file is written to, and stays when it is moved
+        self.stamp = f"{stat.st_size}.{stat.st_mtime_ns}"
         self._identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         self._tensors: dict[str, torch.Tensor] | None = None
         try:
@@ -101,6 +114,11 @@ class StoredTensor(Source):
 
     def read(self) -> torch.Tensor:
         return self.file.tensor(self.name)
+
+    @property
+    def identity(self) -> str:
+        sampled = hashlib.sha256(samples(self.read())).hexdigest()
+        return f"{sampled}|{self.file.stamp}|{self.name}"
 
 
 @dataclass(frozen=True)
@@ -247,11 +265,17 @@ def locate(
     return Path(found), where, Path(found).name
 
 
-def open_checkpoint(where: str | Path, revision: str | None = None, token: str | bool | None = None) -> Checkpoint:
-    """The weights of a model in a folder or on the Hub, under their canonical names."""
-    folder, name, commit = locate(where, revision, token, ["*.json", "*.safetensors"])
+def open_checkpoint(
+    where: str | Path, revision: str | None = None, token: str | bool | None = None, companions: list[str] | None = None
+) -> Checkpoint:
+    """The weights of a model in a folder or on the Hub, under their canonical names.
+
+    `companions` are patterns of further files to fetch from the Hub (tokenizer and the like).
+    """
+    beside = ["*.json", *(companions or [])]
+    folder, name, commit = locate(where, revision, token, [*beside, "*.safetensors"])
     if not any((folder / file).exists() for file in WEIGHTS) and commit is not None:
-        folder, name, commit = locate(where, revision, token, ["*.json", "pytorch_model*.bin"])
+        folder, name, commit = locate(where, revision, token, [*beside, "pytorch_model*.bin"])
     if (folder / "adapter_config.json").exists() and not any((folder / file).exists() for file in WEIGHTS):
         raise MismatchError(f"{name} is a PEFT adapter, not a full model: use TaskVector.from_adapter().")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}

@@ -300,6 +300,10 @@ class VerifiedTensor(Source):
     def dtype(self) -> torch.dtype:
         return self.stored.dtype
 
+    @property
+    def identity(self) -> str:
+        return self.sha256
+
     def read(self) -> torch.Tensor:
         tensor = self.stored.read()
         if not self._checked:

@@ -5,6 +5,7 @@ memory-mapped file, which must never be written to. Two sources are equal if the
 that is how like terms are found without reading anything.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ class Source(ABC):
     @abstractmethod
     def read(self) -> torch.Tensor:
         """The tensor, on the CPU. Read-only: it may be a view over a mapped file."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """A text that is the same only for the same content."""
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +75,10 @@ class InMemory(Source):
     def read(self) -> torch.Tensor:
         return self.tensor
 
+    @property
+    def identity(self) -> str:
+        return hashlib.sha256(tensor_bytes(self.tensor)).hexdigest()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InMemory) and self.tensor is other.tensor
 
@@ -94,6 +104,10 @@ class Transposed(Source):
         return self.source.read().t()
 
     @property
+    def identity(self) -> str:
+        return f"{self.source.identity}.T"
+
+    @property
     def roots(self) -> tuple[Source, ...]:
         return self.source.roots
 
@@ -117,6 +131,10 @@ class RowsOf(Source):
         if isinstance(self.index, range):
             return self.source.read()[self.index.start : self.index.stop]
         return self.source.read()[list(self.index)]
+
+    @property
+    def identity(self) -> str:
+        return f"{self.source.identity}[{self.index}]"
 
     @property
     def roots(self) -> tuple[Source, ...]:

@@ -1,10 +1,13 @@
 """`TaskVector`: an immutable, lazy linear expression over weight changes."""
 
+import dataclasses
 import fnmatch
+import hashlib
 import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +213,61 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             max_shard_size=max_shard_size,
         )
 
+    # Using it.
+
+    def apply(
+        self,
+        base: str | Path,
+        save_to: str | Path,
+        *,
+        scale: float = 1.0,
+        dtype: torch.dtype | str | None = None,
+        max_shard_size: int | str | None = None,
+        device: str | torch.device = "cpu",
+        threads: int | None = None,
+        overwrite: bool = False,
+        strict_base: bool = False,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        progress: bool | None = None,
+    ) -> Path:
+        """Write `base + scale * vector` as a complete model folder, streamed: no model is ever in memory.
+
+        The result of every element is accumulated in fp64 and rounded once. The folder appears under its name when it
+        is complete; a run that was interrupted is resumed by calling it again. Under `accelerate launch` the processes
+        share the work and write the same bytes as one would.
+
+        Args:
+            base: a Hub id or a folder. It may be another model than the vector's own base, of the same architecture.
+            save_to: the folder to write.
+            scale: λ.
+            dtype: of the result; by default that of each of the base's tensors.
+            max_shard_size: e.g. `"5GB"`; by default the base's own files.
+            device: where to compute, e.g. `"cuda"`.
+            threads: how many threads write; by default as many as torch uses.
+            overwrite: replace an earlier output of `apply`.
+            strict_base: refuse a base that is not the one the vector was made from.
+            revision, token: for Hub ids, as in transformers.
+            progress: show a progress bar; by default on a terminal.
+        """
+        from hf_taskvec.apply import apply
+
+        return apply(
+            self,
+            base,
+            save_to,
+            scale=scale,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            device=device,
+            threads=threads,
+            overwrite=overwrite,
+            strict_base=strict_base,
+            revision=revision,
+            token=token,
+            progress=progress,
+        )
+
     # The mapping.
 
     def __getitem__(self, name: str) -> tuple[Term, ...]:
@@ -383,6 +441,15 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         """After `compress`: the share of each matrix's squared norm that was discarded."""
         return dict(self._discarded)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the whole expression and of what it reads: equal only for vectors that do the same."""
+        digest = hashlib.sha256()
+        for name in sorted(self):
+            for term in self[name]:
+                digest.update(f"{name}|{term.weight!r}|{_describe(term.delta)}\n".encode())
+        return digest.hexdigest()
+
     def named(self, name: str) -> "TaskVector":
         """The same vector under a label of its own."""
         return TaskVector(self._terms, self._provenance.renamed(name), self._discarded)
@@ -472,6 +539,17 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         ]
         lines += [f"  {origin}" for origin in self._provenance.origins]
         return "\n".join(lines)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Source):
+        return value.identity
+    if isinstance(value, tuple) and not isinstance(value, str):
+        return "(" + ",".join(_describe(each) for each in value) + ")"
+    if dataclasses.is_dataclass(value):
+        fields = ",".join(_describe(getattr(value, each.name)) for each in dataclasses.fields(value))
+        return f"{type(value).__name__}({fields})"
+    return repr(value)
 
 
 def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:

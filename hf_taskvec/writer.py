@@ -15,7 +15,19 @@ import torch
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import numel, tensor_bytes
 
-_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+_CODES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    # Not weights, but an old checkpoint's masks and the like, which are copied as they are.
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 _UNITS = {
     "": 1,
     "KB": 10**3,
@@ -41,9 +53,14 @@ class TensorSpec:
 
 
 class SafetensorsWriter:
-    """A safetensors file with known contents, open for writing rows at their place."""
+    """A safetensors file with known contents, open for writing rows at their place.
 
-    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
+    With `join`, the file was created by another process with the same contents, and this one writes into it too.
+    """
+
+    def __init__(
+        self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None, join: bool = False
+    ) -> None:
         header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         offset = 0
         offsets = {}
@@ -61,8 +78,11 @@ class SafetensorsWriter:
         text += b" " * (-len(text) % 8)
         self._offsets = {name: 8 + len(text) + start for name, start in offsets.items()}
         self._specs = dict(specs)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         self.nbytes = 8 + len(text) + offset
+        if join:
+            self._file = os.open(path, os.O_RDWR)
+            return
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         self._write(len(text).to_bytes(8, "little") + text, 0)
         os.ftruncate(self._file, self.nbytes)
 

@@ -1,0 +1,63 @@
+"""Does a vector fit a model? The checks that every way of applying one makes first."""
+
+from collections.abc import Mapping
+
+from hf_taskvec.checkpoint import Checkpoint
+from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, some
+from hf_taskvec.names import is_vocabulary
+from hf_taskvec.tensors import Source
+from hf_taskvec.vector import TaskVector
+
+
+def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False) -> None:
+    """Refuse a vector with a parameter that the model does not have, or has in another shape."""
+    if not vector:
+        raise BadValueError("the task vector is empty: applying it would change nothing.")
+    _check_names(vector, model)
+    for name in vector:
+        _check_shape(name, vector.shape(name), model.tensors)
+    if strict_base:
+        _check_base(vector, model)
+
+
+def _check_names(vector: TaskVector, model: Checkpoint) -> None:
+    missing = [name for name in vector if name not in model.tensors]
+    if not missing:
+        return
+    untied = [name for name in missing if name in model.layout.tied]
+    if untied and len(untied) == len(missing):
+        raise MismatchError(
+            f"the vector changes {some(untied)} alone, but {model.where} ties it to "
+            f"{some(model.layout.tied[name] for name in untied)}. Untie the model first (save it with "
+            "tie_word_embeddings=False), or leave the head out with vector.filter(exclude=...)."
+        )
+    made_for = {m.architecture for o in vector.provenance.origins for m in (o.base, o.tuned) if m and m.architecture}
+    source = " and ".join(sorted(made_for)) or "another model"
+    matching = len(vector) - len(missing)
+    raise MismatchError(
+        f"this vector was made for {source}; {model.where} is {model.layout.architecture or 'of unknown architecture'}: "
+        f"{matching} of {len(vector)} names match (missing: {some(missing)}). Apply it to a model of its own architecture."
+    )
+
+
+def _check_shape(name: str, shape: tuple[int, ...], tensors: Mapping[str, Source]) -> None:
+    found = tensors[name].shape
+    if found == shape:
+        return
+    if is_vocabulary(name) and found[1:] == shape[1:]:
+        raise MismatchError(
+            f"{name}: the vocabulary sizes differ, {found[0]} in the model and {shape[0]} in the vector. Extract the vector "
+            f"with vocabulary='truncate', or resize the model first: model.resize_token_embeddings({shape[0]})."
+        )
+    raise MismatchError(
+        f"{name}: the model has shape {list(found)}, the vector {list(shape)}. They are models of different sizes."
+    )
+
+
+def _check_base(vector: TaskVector, model: Checkpoint) -> None:
+    known = {o.base.fingerprint for o in vector.provenance.origins if o.base and o.base.fingerprint}
+    if known != {model.fingerprint}:
+        raise ChangedSourceError(
+            f"{model.where} is not the base that this vector was made from (fingerprints differ). Leave out strict_base "
+            "to apply it to another model of the same architecture."
+        )
