@@ -21,7 +21,7 @@ import xxhash
 from tqdm.auto import tqdm
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import FLOATS, Sum, Term, check_finite, dtype_name, parse_dtype, round_once
+from hf_taskvec.arithmetic import FLOATS, Sum, Term, dtype_name, parse_dtype
 from hf_taskvec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.fit import check_fits
@@ -220,8 +220,8 @@ def _tasks(tensors: Iterable[_Tensor], device: torch.device) -> Iterator[tuple[_
     for tensor in tensors:
         whole = Sum(tensor.spec.shape, tensor.terms, tensor.source, device=device)
         tiles = list(whole.tiles())
-        for start in range(0, len(tiles), 8):
-            yield tensor, whole, tiles[start : start + 8]
+        for start in range(0, len(tiles), 16):
+            yield tensor, whole, tiles[start : start + 16]
 
 
 def _write_tiles(task: _Task) -> int:
@@ -234,9 +234,7 @@ def _write_tiles(task: _Task) -> int:
         if stored is not None:
             rows = stored[start:stop] if spec.shape else stored
         else:
-            exact = whole.rows(start, stop)
-            check_finite(exact, spec.dtype, tensor.name)
-            rows = round_once(exact, spec.dtype).cpu()
+            rows = whole.rounded(start, stop, spec.dtype, tensor.name).cpu()
         writer.write(tensor.name, rows, start)
         written += rows.nbytes
     return written

@@ -87,88 +87,105 @@ class Sum:
         return self._prepared
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows `start:stop` in fp64. `start` must be the start of a tile, for the bits to be reproducible."""
+        """Rows `start:stop` in fp64; the range must be one of `tiles`, for the bits to be reproducible."""
         tensors, factors = self._prepared or self._prepare()
-        if not self.shape:
-            out = torch.zeros((), dtype=torch.float64, device=self.device)
-        elif tensors and tensors[0][0] == 1.0:
-            out = tensors[0][1][start:stop].to(self.device, torch.float64, copy=True)
-            tensors = tensors[1:]
-        else:
-            out = torch.zeros((stop - start, *self.shape[1:]), dtype=torch.float64, device=self.device)
-        for coefficient, tensor in tensors:
-            rows = tensor[start:stop] if self.shape else tensor
-            out.add_(rows.to(self.device, torch.float64), alpha=coefficient)
+        out = self._combine(tensors, start, stop, torch.float64)
         for weight, left, right in factors:
-            out.addmm_(
-                left[start:stop].to(self.device, torch.float64),
-                right.to(self.device, torch.float64),
-                alpha=weight,
-            )
+            left, right = left[start:stop].to(self.device, torch.float64), right.to(self.device, torch.float64)
+            out.addmm_(left, right, alpha=weight)
         for weight, delta in self._others:
             delta.add_rows(out, start, stop, weight)
         return out
 
+    def _combine(self, tensors: _Tensors, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The linear part: coefficient x stored tensor, added up in `dtype`."""
+        size = (stop - start, *self.shape[1:]) if self.shape else ()
+        out: torch.Tensor | None = None
+        for coefficient, tensor in tensors:
+            rows = tensor[start:stop] if self.shape else tensor
+            if out is None:
+                out = rows.to(self.device, dtype, copy=True)
+                if coefficient != 1.0:
+                    out.mul_(coefficient)
+            else:
+                out.add_(rows.to(self.device, dtype), alpha=coefficient)
+        return torch.zeros(size, dtype=dtype, device=self.device) if out is None else out
+
+    def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter."""
+        if dtype in (torch.bfloat16, torch.float16) and self._is_one_addition(dtype):
+            tensors, _ = self._prepared or self._prepare()
+            single = self._combine(tensors, start, stop, torch.float32)
+            check_finite(single, dtype, name)
+            return single.to(dtype)
+        return round_once(self.rows(start, stop), dtype, name)
+
+    def _is_one_addition(self, dtype: torch.dtype) -> bool:
+        """Whether fp32 gives the correctly rounded result: at most one addition of p-bit numbers, p = 8 or 11.
+
+        Rounding to 24 bits and then to p is the same as rounding to p at once if 24 >= 2p + 2 (Figueroa 1995). Powers
+        of two as coefficients keep p-bit numbers p-bit. This covers `base - τ` on the vector's own base.
+        """
+        if self._low_rank or self._others or len(self._linear) > 2:
+            return False
+        exact = all(abs(coefficient) in (0.5, 1.0, 2.0, 4.0) for coefficient, _ in self._linear)
+        return exact and all(source.dtype == dtype for _, source in self._linear)
+
     def tiles(self) -> Iterator[tuple[int, int]]:
-        """The row ranges to evaluate; they depend on the shape alone."""
-        rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape)
+        """The row ranges to evaluate."""
+        rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape, bool(self._low_rank))
         for start in range(0, rows, step):
             yield start, min(start + step, rows)
 
     def into(self, out: torch.Tensor, name: str) -> None:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
         for start, stop in self.tiles():
-            rows = self.rows(start, stop)
-            check_finite(rows, out.dtype, name)
-            (out[start:stop] if self.shape else out).copy_(round_once(rows, out.dtype))
+            (out[start:stop] if self.shape else out).copy_(self.rounded(start, stop, out.dtype, name))
 
 
 def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
     """Refuse NaN, infinities, and numbers that `dtype` cannot hold, naming the parameter."""
     if not rows.numel():
         return
-    low, high = torch.aminmax(rows)  # NaN comes through
-    largest = max(-low.item(), high.item())
-    if not largest < float("inf") or low != low:
+    low, high = (each.item() for each in torch.aminmax(rows))  # NaN comes through
+    if -torch.finfo(dtype).max <= low and high <= torch.finfo(dtype).max:
+        return
+    largest = max(-low, high)
+    if not largest < float("inf"):
         raise BadValueError(
-            f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
-            "a training run that diverged is the usual cause."
+            f"{name}: the weights contain NaN or infinite values, or the result overflows. Check the checkpoints that "
+            "this vector reads; a training run that diverged is the usual cause."
         )
-    limit = torch.finfo(dtype).max
-    if largest > limit:
-        raise BadValueError(
-            f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. "
-            "Use a smaller scale or a wider dtype, such as dtype='bfloat16' or 'float32'."
-        )
+    raise BadValueError(
+        f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. Use a smaller scale or a wider dtype, "
+        "such as dtype='bfloat16' or 'float32'."
+    )
 
 
-def round_once(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fp64 rounded to nearest even in `dtype`, once.
+# The bits of an fp64 number that fp32 has no room for.
+_BELOW_SINGLE = (1 << 29) - 1
+
+
+def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) -> torch.Tensor:
+    """fp64 rounded to nearest even in `dtype`, once; with a name, what `dtype` cannot hold is refused.
 
     torch converts fp64 to 16-bit types by way of fp32, which rounds twice: 1 + 2**-8 + 2**-40 becomes 1 in bf16
-    instead of 1 + 2**-7. Only numbers whose fp32 value lies half-way between two neighbours can go wrong; those
-    are first moved off the half-way point, to the fp32 neighbour on the side of the true value (rounding to odd).
+    instead of 1 + 2**-7. So the bits below fp32's last one are first folded into that one (rounding to odd, Boldo and
+    Melquiond 2008): the step to fp32 is then exact, and the step to 16 bits still sees on which side of a half-way
+    point the number lies. (Only below 2**-126, where fp32 itself is subnormal, two roundings remain.)
 
     >>> import torch
     >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()
     1.0078125
     """
+    if name is not None:
+        check_finite(rows, dtype, name)
     if dtype in (torch.float32, torch.float64):
         return rows.to(dtype)
-    single = rows.float()
-    bits = single.view(torch.int32)
-    dropped = 16 if dtype == torch.bfloat16 else 13
-    half_way = (bits & ((1 << dropped) - 1)) == 1 << (dropped - 1)
-    if dtype == torch.float16:
-        half_way |= single.abs() < 2.0**-14  # subnormal in fp16: the half-way points are elsewhere
-    if half_way.any():
-        where = half_way.nonzero(as_tuple=True)
-        near, true = single[where], rows[where]
-        error = true - near.double()
-        even = (near.view(torch.int32) & 1) == 0
-        toward = torch.where(error > 0, torch.inf, -torch.inf).to(near)
-        single[where] = torch.where((error != 0) & even, torch.nextafter(near, toward), near)
-    return single.to(dtype)
+    bits = rows.view(torch.int64)
+    odd = bits & _BELOW_SINGLE
+    odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
+    return odd.view(torch.float64).float().to(dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

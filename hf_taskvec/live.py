@@ -1,5 +1,7 @@
-"""Live models: their parameters under canonical names."""
+"""Live models: their parameters under canonical names, to read and to write."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
     what = f"live {type(inner).__name__}"
     layout = layout_of_model(inner)
-    state = _weights(inner, what)
+    state = {weight.name: weight.value().detach().cpu() for weight in _all_weights(inner)}
     if layout.renamed or layout.fused:
         state = revert_weight_conversion(inner, state)
     stored: dict[str, Source] = {name: InMemory(tensor) for name, tensor in state.items()}
@@ -30,23 +32,103 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     return Checkpoint(name=what, tensors=tensors, layout=layout, config=config)
 
 
-def _weights(model: torch.nn.Module, what: str) -> dict[str, torch.Tensor]:
-    """The parameters on the CPU (no copy if they are there), named as without PEFT's wrappers."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    state = model.state_dict()
-    if any(state[name].is_meta for name in names):
-        from accelerate.utils.modeling import get_state_dict_offloaded_model
+@dataclass
+class LiveWeight:
+    """One parameter of a live model, wherever it is held: on a device, or offloaded by accelerate."""
 
-        state = get_state_dict_offloaded_model(model)
-    weights = {}
-    for name in names:
-        tensor = state[name].detach()
-        if type(tensor).__name__ == "DTensor":
-            raise UnsupportedError(
-                f"{what}: {name} is sharded over processes. Gather the weights first, e.g. with "
-                "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
-            )
-        plain = unwrapped(name)
-        if plain is not None:
-            weights[plain] = tensor.cpu()
+    name: str
+    module: torch.nn.Module
+    attribute: str
+    #: every layer that uses the parameter (several if it is tied), and as what
+    owners: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+
+    @property
+    def _parameter(self) -> torch.Tensor:
+        return self.module._parameters[self.attribute]  # type: ignore[return-value]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parameter.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._parameter.shape)
+
+    @property
+    def is_quantised(self) -> bool:
+        return type(self._parameter).__name__ in ("Params4bit", "Int8Params") or self.dtype.itemsize < 2
+
+    @property
+    def is_offloaded(self) -> bool:
+        return self._parameter.is_meta
+
+    def as_source(self) -> "Source":
+        """The parameter's shape, for checks; of a quantised layer the shape that it stands for."""
+        shape = self.shape
+        if self.is_quantised:
+            shape = (self.module.out_features, self.module.in_features)  # type: ignore[assignment]
+        return InMemory(torch.empty(shape, device="meta"))
+
+    def _offloads(self) -> Iterator[tuple[Any, str]]:
+        """accelerate's stores of the offloaded weight and its keys there: one for each layer that uses it."""
+        for module, attribute in self.owners:
+            hook: Any = module._hf_hook
+            hooks = getattr(hook, "hooks", [hook])
+            weights = next(each.weights_map for each in hooks if getattr(each, "weights_map", None) is not None)
+            yield weights.dataset, weights.prefix + attribute
+
+    def value(self) -> torch.Tensor:
+        """The tensor itself, or what is stored of it elsewhere."""
+        if not self.is_offloaded:
+            return self._parameter.data
+        dataset, key = next(self._offloads())
+        return dataset[key]
+
+    def write(self, value: torch.Tensor) -> None:
+        """Put another value in the parameter's place; an offloaded one is held by the CPU from then on."""
+        if not self.is_offloaded:
+            self._parameter.data.copy_(value)
+            return
+        for dataset, key in self._offloads():
+            dataset.state_dict[key] = value
+
+    def restore(self, original: torch.Tensor) -> None:
+        """Put the original back; what is offloaded to disk is read from there again."""
+        if not self.is_offloaded:
+            self._parameter.data.copy_(original)
+            return
+        for dataset, key in self._offloads():
+            if key in dataset.index:
+                dataset.state_dict.pop(key, None)
+            else:
+                dataset.state_dict[key] = original
+
+
+def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
+    """Canonical name -> the live parameter; tied ones once, fused experts not at all."""
+    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+    layout = layout_of_model(inner)
+    found = {weight.name: weight for weight in _all_weights(inner)}
+    placed = layout.place([name for name in found if name not in layout.fused], f"live {type(inner).__name__}")
+    weights = {canonical: found[name] for canonical, name in placed.items()}
+    for alias, owner in layout.tied.items():
+        if alias in weights and owner in weights:
+            weights[owner].owners += weights.pop(alias).owners
+    return weights
+
+
+def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
+    """Every parameter, named as without PEFT's wrappers; what PEFT added is left out."""
+    weights = []
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            name = unwrapped(f"{path}.{attribute}" if path else attribute)
+            if parameter is None or name is None:
+                continue
+            if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+                raise UnsupportedError(
+                    f"{name} is sharded over processes. Gather the weights first, e.g. with "
+                    "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
+                )
+            weights.append(LiveWeight(name, module, attribute, [(module, attribute)]))
     return weights

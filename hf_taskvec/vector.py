@@ -29,7 +29,11 @@ from hf_taskvec.provenance import Origin, Provenance
 from hf_taskvec.tensors import InMemory, Source
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from peft import PeftModel
+
+    from hf_taskvec.edit import Edit
 
 Pattern = str | re.Pattern[str]
 Model = str | Path | torch.nn.Module
@@ -266,6 +270,73 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             revision=revision,
             token=token,
             progress=progress,
+        )
+
+    def edit(
+        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True, original: str | Path | None = None
+    ) -> "Edit":
+        """Put the vector on a live model, and get a handle to move λ and to undo it.
+
+        `edit.set_scale(x)` moves to another λ, always from the untouched original; `edit.restore()` brings the model
+        back bit for bit; `edit.keep()` leaves it as it is.
+
+        Args:
+            model: a plain, offloaded (`device_map`) or PEFT-wrapped model.
+            scale: λ.
+            merge: write into the weights. With `False` the vector, which must be low-rank, is attached beside them: a λ
+                costs nothing, each row of a batch may have its own (`edit.set_row_scales`), quantised bases work.
+            original: a folder or Hub id that the model was loaded from, to re-read the weights from instead of keeping
+                a copy of them.
+
+        Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`.
+        """
+        from hf_taskvec.edit import edit
+
+        return edit(self, model, scale, merge, original)
+
+    def applied_to(
+        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True
+    ) -> "AbstractContextManager[Edit]":
+        """A `with` block in which the model is edited; afterwards it is as before, bit for bit, whatever happened."""
+        from hf_taskvec.edit import applied_to
+
+        return applied_to(self, model, scale, merge)
+
+    def to_adapter(
+        self,
+        folder: str | Path,
+        base_model_name_or_path: str | None = None,
+        *,
+        base: str | Path | None = None,
+        dense: str = "refuse",
+        uniform_rank: bool = False,
+        dtype: torch.dtype | str = torch.float32,
+        overwrite: bool = False,
+    ) -> Path:
+        """Export the vector as a PEFT adapter: at weight 1, the adapter *is* the vector.
+
+        Args:
+            folder: the folder to write.
+            base_model_name_or_path: the base that the adapter names; by default the vector's own.
+            base: a folder or Hub id of the base, for `dense="save"`; by default `base_model_name_or_path`.
+            dense: what to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only
+                as whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated),
+                `"drop"` leaves them out, `"refuse"` raises and names them.
+            uniform_rank: pad all factors to one rank, as some serving engines want it.
+            dtype: of the stored factors.
+            overwrite: replace an adapter that is already in the folder.
+        """
+        from hf_taskvec.adapter import to_adapter
+
+        return to_adapter(
+            self,
+            folder,
+            base_model_name_or_path,
+            base=base,
+            dense=dense,
+            uniform_rank=uniform_rank,
+            dtype=parse_dtype(dtype),
+            overwrite=overwrite,
         )
 
     # The mapping.

@@ -1,0 +1,211 @@
+"""A task vector -> PEFT adapter, which at weight 1 is the vector."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_taskvec.arithmetic import Sum, Term, round_once
+from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
+from hf_taskvec.delta import LowRank
+from hf_taskvec.errors import BadValueError, MissingFileError, TaskVectorError, UnsupportedError, some
+from hf_taskvec.fit import check_fits
+from hf_taskvec.names import Layout, layout_of_config
+from hf_taskvec.output import new_folder
+from hf_taskvec.vector import TaskVector
+from hf_taskvec.writer import SafetensorsWriter, TensorSpec
+
+_CONFIG = "adapter_config.json"
+_DENSE = ("refuse", "save", "drop")
+
+
+def to_adapter(
+    vector: TaskVector,
+    folder: str | Path,
+    base_model_name_or_path: str | None = None,
+    *,
+    base: str | Path | None = None,
+    dense: str = "refuse",
+    uniform_rank: bool = False,
+    dtype: torch.dtype = torch.float32,
+    overwrite: bool = False,
+) -> Path:
+    """See `TaskVector.to_adapter`."""
+    if dense not in _DENSE:
+        raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
+    named = base_model_name_or_path or _own_base(vector)
+    where = base or named
+    layout = _layout(where)
+    low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
+    rest = [name for name in vector if name not in low_rank]
+    if rest and dense == "refuse":
+        raise UnsupportedError(
+            f"{len(rest)} of {len(vector)} parameters are not low-rank, and a PEFT adapter carries no such change: "
+            f"{some(rest)}. Compress matrices first (vector.compress(rank=...)); for norms, biases and embeddings pass "
+            "dense='save' to store their whole values, or dense='drop' to leave them out."
+        )
+    if not low_rank:
+        raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
+    kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
+    factors = {_module(name, layout): _factors(terms) for name, terms in low_rank.items()}
+    if uniform_rank:
+        factors = _padded(factors)
+    tensors: dict[str, torch.Tensor] = {}
+    for module, (left, right) in factors.items():
+        tensors.update(_entries(module, kinds[module], left, right, dtype))
+    config = _config(factors, kinds, layout, named)
+    if rest and dense == "save":
+        _save_whole(vector, rest, layout, where, set(factors), tensors, config)
+    final = Path(folder)
+    with new_folder(final, _CONFIG, overwrite) as part:
+        specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        writer.close()
+        (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    return final
+
+
+def _own_base(vector: TaskVector) -> str | None:
+    names = {origin.base.name for origin in vector.provenance.origins if origin.base}
+    return names.pop() if len(names) == 1 else None
+
+
+def _layout(where: str | Path | None) -> Layout:
+    """The base's layout, if its config can be had; PEFT's names are the canonical ones for most models."""
+    if where is None:
+        return Layout()
+    try:
+        folder, _, _ = locate(where, None, None, ["config.json"])
+        return layout_of_config(read_json(folder / "config.json"))
+    except TaskVectorError:
+        return Layout()
+
+
+def _module(name: str, layout: Layout) -> str:
+    return layout.live(name).removesuffix(".weight")
+
+
+def _kind(name: str, layout: Layout) -> str:
+    if name in layout.conv1d or (not layout.shapes and _looks_conv1d(name)):
+        return "conv1d"
+    return (
+        "embedding"
+        if name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight", "embed_in.weight"))
+        else "linear"
+    )
+
+
+def _looks_conv1d(name: str) -> bool:
+    """GPT-2's own layer names, for when its config is out of reach."""
+    return name.startswith("transformer.h.") and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
+
+
+def _factors(terms: tuple[Term, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The terms' factors side by side, with weights and scalings folded into the left one."""
+    lefts, rights = [], []
+    for term in terms:
+        assert isinstance(term.delta, LowRank)
+        lefts.append(term.delta.left.read().double() * (term.weight * term.delta.scaling))
+        rights.append(term.delta.right.read().double())
+    return torch.cat(lefts, dim=1), torch.cat(rights, dim=0)
+
+
+_Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def _padded(factors: _Factors) -> _Factors:
+    rank = max(left.shape[1] for left, _ in factors.values())
+    pad = torch.nn.functional.pad
+    return {
+        module: (pad(left, (0, rank - left.shape[1])), pad(right, (0, 0, 0, rank - right.shape[0])))
+        for module, (left, right) in factors.items()
+    }
+
+
+def _entries(
+    module: str, kind: str, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """A layer's factors under PEFT's names: `B @ A` for a linear layer, transposed for Conv1D and embeddings."""
+    up, down = (left, right) if kind == "linear" else (right.T, left.T)
+    a, b = ("lora_embedding_A", "lora_embedding_B") if kind == "embedding" else ("lora_A.weight", "lora_B.weight")
+    prefix = f"base_model.model.{module}"
+    return {
+        f"{prefix}.{a}": round_once(down.contiguous(), dtype, module).contiguous(),
+        f"{prefix}.{b}": round_once(up.contiguous(), dtype, module).contiguous(),
+    }
+
+
+def _config(factors: _Factors, kinds: Mapping[str, str], layout: Layout, base: str | None) -> dict[str, Any]:
+    ranks = {module: left.shape[1] for module, (left, _) in factors.items()}
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    # alpha = rank for every layer, so that every scaling is 1.
+    patterns = {module: r for module, r in ranks.items() if r != rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": patterns,
+        "alpha_pattern": patterns,
+        "target_modules": _targets(list(factors), layout),
+        "fan_in_fan_out": "conv1d" in kinds.values(),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+
+
+def _targets(modules: list[str], layout: Layout) -> list[str]:
+    """Short names, as serving engines expect them, where they mean exactly the changed layers; else full paths."""
+    short = sorted({module.rsplit(".", 1)[-1] for module in modules})
+    every = {layout.live(name).removesuffix(".weight") for name in layout.shapes if name.endswith(".weight")}
+    meant = {module for module in every if module.rsplit(".", 1)[-1] in short}
+    return short if meant == set(modules) else sorted(modules)
+
+
+def _save_whole(
+    vector: TaskVector,
+    names: list[str],
+    layout: Layout,
+    where: str | Path | None,
+    targets: set[str],
+    tensors: dict[str, torch.Tensor],
+    config: dict[str, Any],
+) -> None:
+    """Store base + change for what is not low-rank: whole modules as `modules_to_save`, biases as trained biases."""
+    if where is None:
+        raise MissingFileError("dense='save' stores whole values, so it needs the base model. Pass base=.")
+    model = open_checkpoint(where)
+    check_fits(vector, model)
+    modules = set()
+    for name in names:
+        module, _, kind = layout.live(name).rpartition(".")
+        if module in targets:
+            if kind != "bias":
+                raise UnsupportedError(f"{name} is partly low-rank and partly dense; compress the vector first.")
+            config["bias"] = "lora_only"
+            tensors[f"base_model.model.{module}.base_layer.bias"] = _whole(vector, model, name)
+        else:
+            modules.add(module)
+    for name in model.tensors:
+        module, _, kind = layout.live(name).rpartition(".")
+        if module in modules:
+            tensors[f"base_model.model.{module}.{kind}"] = _whole(vector, model, name)
+    config["modules_to_save"] = sorted(modules) or None
+
+
+def _whole(vector: TaskVector, model: Checkpoint, name: str) -> torch.Tensor:
+    source = model.tensors[name]
+    out = torch.empty(source.shape, dtype=source.dtype)
+    Sum(source.shape, vector[name] if name in vector else (), source).into(out, name)
+    return out
