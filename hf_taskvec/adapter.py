@@ -207,5 +207,5 @@ def _save_whole(
 def _whole(vector: TaskVector, model: Checkpoint, name: str) -> torch.Tensor:
     source = model.tensors[name]
     out = torch.empty(source.shape, dtype=source.dtype)
-    Sum(source.shape, vector[name] if name in vector else (), source).into(out, name)
+    Sum(source.shape, vector.get(name, ()), source).into(out, name)
     return out
