@@ -131,16 +131,20 @@ def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
     low, high = torch.aminmax(rows)  # NaN comes through
     largest = max(-low.item(), high.item())
     if not largest < float("inf") or low != low:
-        raise BadValueError(
-            f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
-            "a training run that diverged is the usual cause."
-        )
-    limit = torch.finfo(dtype).max
-    if largest > limit:
+        raise not_finite(name)
+    if round_once(torch.tensor([largest], dtype=torch.float64), dtype).isinf():
         raise BadValueError(
             f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. "
             "Use a smaller scale or a wider dtype, such as dtype='bfloat16' or 'float32'."
         )
+
+
+def not_finite(name: str) -> BadValueError:
+    """The refusal of a parameter whose numbers are not all finite."""
+    return BadValueError(
+        f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
+        "a training run that diverged is the usual cause."
+    )
 
 
 def round_once(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

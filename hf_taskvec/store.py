@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, Term, dtype_name, parse_dtype, round_once
+from hf_taskvec.arithmetic import Sum, Term, check_finite, dtype_name, parse_dtype, round_once
 from hf_taskvec.checkpoint import (
     ADAPTER_WEIGHTS,
     WEIGHTS,
@@ -115,7 +115,7 @@ class _Encoder:
 
     def _rounded(self, key: str, name: str, delta: Delta) -> dict[str, Any]:
         assert self.dtype is not None
-        self.tensors[key] = _Written(self.dtype, delta.shape, _Rounded(delta))
+        self.tensors[key] = _Written(self.dtype, delta.shape, _Rounded(name, delta))
         return {"kind": "dense", "parts": [key]}
 
     def source(self, key: str, source: Source) -> Any:
@@ -160,12 +160,15 @@ class _Shared:
 class _Rounded:
     """A dense change rounded to a dtype that may lose something."""
 
+    name: str
     delta: Delta
 
     def rows(self, dtype: torch.dtype, part: int) -> Iterator[torch.Tensor]:
         whole = Sum(self.delta.shape, [Term(1.0, self.delta)])
         for start, stop in whole.tiles():
-            yield round_once(whole.rows(start, stop), dtype)
+            rows = whole.rows(start, stop)
+            check_finite(rows, dtype, self.name)
+            yield round_once(rows, dtype)
 
 
 @dataclass(frozen=True)
@@ -266,11 +269,11 @@ def _reference(tensors: Mapping[str, _Written]) -> dict[str, Any]:
 def _errors(encoder: _Encoder) -> dict[str, float]:
     """The relative error of each parameter whose dense change was rounded."""
     lost: dict[str, tuple[float, float]] = {}
-    for key, each in encoder.tensors.items():
+    for each in encoder.tensors.values():
         if not isinstance(each.content, _Rounded):
             continue
         exact = Sum(each.shape, [Term(1.0, each.content.delta)])
-        name = key.split(":")[0]
+        name = each.content.name
         error, size = lost.get(name, (0.0, 0.0))
         for start, stop in exact.tiles():
             rows = exact.rows(start, stop)

@@ -361,7 +361,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             if len(each[0].delta.shape) != 2:
                 terms[name] = each
                 continue
-            result = compress(each, target, parse_dtype(dtype), exact)
+            result = compress(name, each, target, parse_dtype(dtype), exact)
             terms[name], discarded[name] = result.terms, result.discarded
         provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance)
         return TaskVector(terms, provenance, discarded)
@@ -429,17 +429,17 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def norm(self, name: str | None = None) -> float:
         """The Frobenius norm of the whole vector, or of one parameter's change."""
         if name is not None:
-            return measure.norm(self[name])
+            return measure.norm(name, self[name])
         return math.sqrt(sum(value**2 for value in self.norms().values()))
 
     def norms(self) -> dict[str, float]:
         """The Frobenius norm of each parameter's change."""
-        return {name: measure.norm(terms) for name, terms in self._terms.items()}
+        return {name: measure.norm(name, terms) for name, terms in self._terms.items()}
 
     def dot(self, other: "TaskVector", name: str | None = None) -> float:
         """The inner product with another vector, in total or for one parameter."""
         if name is not None:
-            return measure.dot(self[name], other[name])
+            return measure.dot(name, self[name], other[name])
         return math.fsum(self.dots(other).values())
 
     def dots(self, other: "TaskVector") -> dict[str, float]:
@@ -447,7 +447,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         common = [name for name in self if name in other]
         for name in common:
             _check_shape(name, self.shape(name), other.shape(name))
-        return {name: measure.dot(self[name], other[name]) for name in common}
+        return {name: measure.dot(name, self[name], other[name]) for name in common}
 
     def cosine(self, other: "TaskVector", name: str | None = None) -> float:
         """The cosine with another vector, in total or for one parameter. Raises for a vector of norm 0."""

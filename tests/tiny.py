@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from hf_taskvec import TaskVector
 from hf_taskvec.arithmetic import Sum
 from hf_taskvec.checkpoint import open_checkpoint
-from hf_taskvec.tensors import Source
+from hf_taskvec.tensors import InMemory, Source
 
 transformers.logging.set_verbosity_error()
 
@@ -111,11 +111,9 @@ def tensors(folder: Path) -> Mapping[str, Source]:
 
 def added(vector: TaskVector, name: str, target: torch.Tensor | Source, scale: float = 1.0) -> torch.Tensor:
     """`target + scale * vector` of one parameter, in the target's dtype."""
-    from hf_taskvec.tensors import InMemory
-
     source = InMemory(target) if isinstance(target, torch.Tensor) else target
     out = torch.empty(source.shape, dtype=source.dtype)
-    Sum(source.shape, vector[name] if name in vector else (), source, scale).into(out, name)
+    Sum(source.shape, vector.get(name, ()), source, scale).into(out, name)
     return out
 
 
