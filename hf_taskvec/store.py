@@ -32,7 +32,6 @@ from hf_taskvec.checkpoint import (
     locate,
     open_files,
     read_json,
-    samples,
 )
 from hf_taskvec.delta import Delta, Dense, Difference, DoRA, LowRank, Rows, tile_rows
 from hf_taskvec.errors import (
@@ -45,7 +44,7 @@ from hf_taskvec.errors import (
 from hf_taskvec.exact import Format, exact_format, exact_rows
 from hf_taskvec.output import new_folder
 from hf_taskvec.provenance import Provenance
-from hf_taskvec.tensors import RowsOf, Source, Transposed, tensor_bytes
+from hf_taskvec.tensors import RowsOf, Source, Transposed, samples, tensor_bytes
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec, parse_size, shard
 

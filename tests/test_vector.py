@@ -158,7 +158,7 @@ def test_vector_space(a: Case, b: Case, c: Case, s: float, t: float) -> None:
     assert_value(s * (t * u), (s * t, a))
     assert_value(u / s, (1 / s, a))
     assert_value(-u, (-1.0, a))
-    assert 1.0 * u == u == -(-u) == u * 1 == +u
+    assert 1.0 * u == u == -1 * -u == u * 1 == +u
     assert len(u - u) == len(u + (-u)) == len(0 * u) == 0
 
 
@@ -186,7 +186,7 @@ def test_measures_agree_with_dense_fp64(a: Case, b: Case, s: float) -> None:
 
 
 def vector(name: str = "v", **tensors: torch.Tensor) -> TaskVector:
-    return TaskVector.from_tensors({k: v for k, v in tensors.items()} or {"w": torch.ones(2, 3)}, name=name)
+    return TaskVector.from_tensors(tensors or {"w": torch.ones(2, 3)}, name=name)
 
 
 def test_like_terms_fold() -> None:
@@ -311,7 +311,7 @@ def test_scales_must_be_finite(scale: float) -> None:
 
 
 def test_scales_that_overflow_together_are_refused() -> None:
-    with pytest.raises(TaskVectorError, match="w: .*weight"):
+    with pytest.raises(TaskVectorError, match=r"w: .*weight"):
         1e200 * (1e200 * vector())
 
 
@@ -329,8 +329,7 @@ def test_other_operands_are_type_errors(other: object) -> None:
 
 def test_numpy_numbers_scale_from_both_sides() -> None:
     for number in (np.float64(0.5), np.float32(0.5), np.linspace(0.5, 1, 2)[0]):
-        assert number * vector("v", w=(w := torch.ones(2))) is not None
-        v = vector("v", w=w)
+        v = vector()
         assert isinstance(number * v, TaskVector)
         assert number * v == v * number == 0.5 * v
 
@@ -385,7 +384,7 @@ def test_from_tensors_refuses_what_is_not_a_change() -> None:
     ],
 )
 def test_a_change_that_contradicts_itself_cannot_be_made(make: Callable[[], Delta]) -> None:
-    with pytest.raises(TaskVectorError, match="shape|rows|axis|part"):
+    with pytest.raises(TaskVectorError, match=r"shape|rows|axis"):
         make()
 
 
@@ -450,7 +449,7 @@ def test_a_vector_in_memory_can_be_pickled() -> None:
     [
         (lambda a, b: -0.6 * a + 0.2 * b, "-0.6*a + 0.2*b"),
         (lambda a, b: a - b, "a - b"),
-        (lambda a, b: a + (b - a) + a, "a + b"),
+        (lambda a, b: a + (b - a) + a, "b + a"),
         (lambda a, b: a - a, "0"),
         (lambda a, b: (a + b) / 2, "0.5*a + 0.5*b"),
         (lambda a, b: -(a.filter(include="w") - b), "-filter(a, include=['w']) + b"),
@@ -490,7 +489,9 @@ def test_provenance_survives_json() -> None:
 
 
 def test_repr_tells_what_is_in_it() -> None:
-    low = TaskVector.from_tensors({"q": (torch.ones(4, 2), torch.ones(2, 4)), "k": (torch.ones(4, 1),) * 2 and (torch.ones(4, 1), torch.ones(1, 4))}, name="lora")
+    low = TaskVector.from_tensors(
+        {"q": (torch.ones(4, 2), torch.ones(2, 4)), "k": (torch.ones(4, 1), torch.ones(1, 4))}, name="lora"
+    )
     text = repr(low - 0.5 * vector("dense"))
     assert "TaskVector(lora - 0.5*dense)" in text
     assert "3 parameters: 2 low-rank (rank 1–2), 1 dense" in text
