@@ -148,17 +148,24 @@ def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
     if not rows.numel():
         return
     low, high = (each.item() for each in torch.aminmax(rows))  # NaN comes through
-    if -torch.finfo(dtype).max <= low and high <= torch.finfo(dtype).max:
+    limit = torch.finfo(dtype).max
+    if -limit <= low and high <= limit:
         return
     largest = max(-low, high)
-    if not largest < float("inf"):
+    if not largest < float("inf") or low != low:
+        raise not_finite(name)
+    if round_once(torch.tensor([largest], dtype=torch.float64), dtype).isinf():
         raise BadValueError(
-            f"{name}: the weights contain NaN or infinite values, or the result overflows. Check the checkpoints that "
-            "this vector reads; a training run that diverged is the usual cause."
+            f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. "
+            "Use a smaller scale or a wider dtype, such as dtype='bfloat16' or 'float32'."
         )
-    raise BadValueError(
-        f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. Use a smaller scale or a wider dtype, "
-        "such as dtype='bfloat16' or 'float32'."
+
+
+def not_finite(name: str) -> BadValueError:
+    """The refusal of a parameter whose numbers are not all finite."""
+    return BadValueError(
+        f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
+        "a training run that diverged is the usual cause."
     )
 
 
@@ -172,7 +179,7 @@ def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) 
     torch converts fp64 to 16-bit types by way of fp32, which rounds twice: 1 + 2**-8 + 2**-40 becomes 1 in bf16
     instead of 1 + 2**-7. So the bits below fp32's last one are first folded into that one (rounding to odd, Boldo and
     Melquiond 2008): the step to fp32 is then exact, and the step to 16 bits still sees on which side of a half-way
-    point the number lies. (Only below 2**-126, where fp32 itself is subnormal, two roundings remain.)
+    point the number lies.
 
     >>> import torch
     >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()
@@ -185,7 +192,12 @@ def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) 
     bits = rows.view(torch.int64)
     odd = bits & _BELOW_SINGLE
     odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
-    return odd.view(torch.float64).float().to(dtype)
+    result = odd.view(torch.float64).float().to(dtype)
+    if dtype == torch.bfloat16 and ((result.view(torch.int16) & 0x7FFF) < 0x0080).any():
+        # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
+        tiny = rows.abs() < 2.0**-126
+        result[tiny] = (rows[tiny] * 2.0**133).round_().mul_(2.0**-133).to(dtype)
+    return result
 
 
 def dtype_name(dtype: torch.dtype) -> str:

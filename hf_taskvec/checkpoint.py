@@ -20,7 +20,7 @@ from hf_taskvec.arithmetic import FLOATS
 from hf_taskvec.errors import CorruptFileError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
-from hf_taskvec.tensors import Source
+from hf_taskvec.tensors import Source, fingerprint, samples
 
 WEIGHTS = (
     "model.safetensors",
@@ -42,7 +42,6 @@ _DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-_SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
 @dataclass(frozen=True)
@@ -137,14 +136,8 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of names, shapes, dtypes and samples of every tensor: the same for each copy of the weights,
-        whatever their sharding, on disk, on the Hub or live."""
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            source = self.tensors[name]
-            digest.update(f"{name}|{list(source.shape)}|{source.dtype}|".encode())
-            digest.update(samples(source.read()))
-        return digest.hexdigest()
+        """The same for each copy of the weights, whatever their sharding, on disk, on the Hub or live."""
+        return fingerprint(self.tensors)
 
     def record(self) -> ModelRecord:
         return ModelRecord(self.name, self.revision, self.layout.architecture, self.fingerprint, self.files)
@@ -152,15 +145,6 @@ class Checkpoint:
     @property
     def where(self) -> str:
         return f"{self.name}@{self.revision[:12]}" if self.revision else self.name
-
-
-def samples(tensor: torch.Tensor) -> bytes:
-    """The first, middle and last bytes of a tensor: enough to tell another model, not another element."""
-    flat = tensor.detach().reshape(-1)
-    count = _SAMPLE // max(1, tensor.element_size())
-    middle = max(0, flat.numel() // 2 - count // 2)
-    pieces = [flat[:count], flat[middle : middle + count], flat[-count:]]
-    return b"".join(piece.contiguous().view(torch.uint8).numpy().tobytes() for piece in pieces if piece.numel())
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:

@@ -5,11 +5,12 @@ matrix. A dense matrix is approximated from products with its tiles: by a random
 iterations (Halko, Martinsson and Tropp 2011), or exactly, by the eigenvectors of its small Gram matrix.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term
+from hf_taskvec.arithmetic import Sum, Term, not_finite
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import InMemory
@@ -60,19 +61,23 @@ class Compressed:
 
 
 def compress(
-    terms: tuple[Term, ...], target: Target, dtype: torch.dtype = torch.float32, exact: bool | None = None
+    name: str,
+    terms: tuple[Term, ...],
+    target: Target,
+    dtype: torch.dtype = torch.float32,
+    exact: bool | None = None,
 ) -> Compressed:
-    """The terms of one matrix replaced by one low-rank term (or kept, where that would not make them smaller)."""
+    """The terms of the matrix `name` replaced by one low-rank term (or kept, where that would not be smaller)."""
     shape = terms[0].delta.shape
     low_rank = [term for term in terms if isinstance(term.delta, LowRank)]
     held = sum(term.delta.rank for term in terms)
     if target.rank is not None and target.rank >= (held if len(low_rank) == len(terms) else min(shape)):
         return Compressed(terms, min(held, *shape), 0.0)
     if len(low_rank) == len(terms) and held < min(shape):
-        left, values, right = _svd_of_factors(low_rank)
+        left, values, right = _svd_of_factors(name, low_rank)
         total = values.square().sum().item()
     else:
-        left, values, right, total = _svd_of_dense(Sum(shape, terms), target, exact)
+        left, values, right, total = _svd_of_dense(name, Sum(shape, terms), target, exact)
     if total == 0.0:
         return Compressed((), 0, 0.0)
     rank = target.choose(values, total) or len(values)
@@ -89,7 +94,7 @@ def compress(
 _SVD = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _svd_of_factors(terms: list[Term]) -> _SVD:
+def _svd_of_factors(name: str, terms: list[Term]) -> _SVD:
     lefts, rights = [], []
     for term in terms:
         assert isinstance(term.delta, LowRank)
@@ -97,17 +102,22 @@ def _svd_of_factors(terms: list[Term]) -> _SVD:
         rights.append(term.delta.right.read().double())
     q_left, core_left = torch.linalg.qr(torch.cat(lefts, dim=1))
     q_right, core_right = torch.linalg.qr(torch.cat(rights, dim=0).T)
-    u, values, v = torch.linalg.svd(core_left @ core_right.T, full_matrices=False)
+    core = core_left @ core_right.T
+    if not core.isfinite().all():
+        raise not_finite(name)
+    u, values, v = torch.linalg.svd(core, full_matrices=False)
     return q_left @ u, values, v @ q_right.T
 
 
 def _svd_of_dense(
-    matrix: Sum, target: Target, exact: bool | None
+    name: str, matrix: Sum, target: Target, exact: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     rows, columns = matrix.shape
     total = 0.0
     for start, stop in matrix.tiles():
         total += matrix.rows(start, stop).square_().sum().item()
+    if not math.isfinite(total):
+        raise not_finite(name)
     if exact or (exact is None and min(rows, columns) <= _EXACT_SIDE):
         return *_svd_by_gram(matrix), total
     size = target.rank or 32

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.tensors import RowsOf, Source, numel
 
 # Elements in a tile: its fp64 accumulator (512 KiB) stays in a core's cache. Products of factors want more rows at once.
@@ -70,6 +71,10 @@ class Dense(Delta):
 
     tensors: tuple[Source, ...]
 
+    def __post_init__(self) -> None:
+        if not self.tensors or any(part.shape != self.shape for part in self.tensors):
+            raise _contradiction("the parts of a dense change", *self.tensors)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.tensors[0].shape
@@ -92,6 +97,10 @@ class Difference(Delta):
 
     base: Source
     tuned: Source
+
+    def __post_init__(self) -> None:
+        if self.base.shape != self.tuned.shape:
+            raise _contradiction("base and fine-tune", self.base, self.tuned)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,6 +126,11 @@ class LowRank(Delta):
     right: Source
     scaling: float = 1.0
 
+    def __post_init__(self) -> None:
+        left, right = self.left.shape, self.right.shape
+        if len(left) != 2 or len(right) != 2 or left[1] != right[0]:
+            raise _contradiction("two factors", self.left, self.right, why="which cannot be multiplied")
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.left.shape[0], self.right.shape[1])
@@ -140,6 +154,14 @@ class Rows(Delta):
     index: range | tuple[int, ...]
     inner: Delta
     n_rows: int
+
+    def __post_init__(self) -> None:
+        rows = self.inner.shape[:1]
+        if rows != (len(self.index),) or not all(0 <= row < self.n_rows for row in self.index):
+            raise MismatchError(
+                f"a change to rows {some(map(str, self.index))} of {self.n_rows} holds {list(rows)} rows: "
+                "they must be as many, and within the parameter."
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -178,6 +200,13 @@ class DoRA(Delta):
     magnitude: Source
     axis: int = 0
 
+    def __post_init__(self) -> None:
+        if self.axis not in (0, 1):
+            raise MismatchError(f"the outputs of a matrix lie along its axis 0 or 1, not {self.axis}.")
+        fits = self.base.shape == self.low_rank.shape and numel(self.magnitude.shape) == self.shape[self.axis]
+        if not fits:
+            raise _contradiction("base, factors and magnitude of DoRA", *self.sources)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.base.shape
@@ -207,6 +236,11 @@ class DoRA(Delta):
         gain = gain[start:stop, None] if self.axis == 0 else gain
         out.add_(self._tuned_direction(start, stop).to(out.device).mul_(gain), alpha=weight)
         out.add_(self.base.read()[start:stop].to(out), alpha=-weight)
+
+
+def _contradiction(what: str, *sources: Source, why: str = "which do not fit together") -> MismatchError:
+    shapes = " and ".join(str(list(source.shape)) for source in sources)
+    return MismatchError(f"{what} have shapes {shapes or 'of no part at all'}, {why}.")
 
 
 def row_difference(base: Source, tuned: Source, index: tuple[int, ...]) -> Rows:

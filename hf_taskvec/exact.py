@@ -9,11 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import check_finite, round_once
+from hf_taskvec.arithmetic import check_finite, dtype_name, round_once
 from hf_taskvec.delta import Dense, tile_rows
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import InMemory
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+_SMALLER = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.float64: (torch.bfloat16, torch.float16, torch.float32),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
     """The smallest exact format of `tuned - base`. Reads both once; refuses NaN and infinities by name."""
     dtype = torch.promote_types(tuned.dtype, base.dtype)
     while True:
-        smaller = {torch.bfloat16, torch.float16} if dtype in (torch.float32, torch.float64) else set()
+        smaller = list(_SMALLER.get(dtype, ()))
         changed = two_parts = overflow = False
         for a, b in _tiles(tuned, base):
             check_finite(a, a.dtype, name)
@@ -39,12 +44,14 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
                 break
             changed = changed or bool(high.any())
             two_parts = two_parts or bool(low.any())
-            smaller = {each for each in smaller if torch.equal(high.to(each).to(dtype), high)}
+            smaller = [each for each in smaller if torch.equal(high.to(each).to(dtype), high)]
         if not overflow:
             break
+        if dtype not in _WIDER:
+            raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(dtype)}.")
         dtype = _WIDER[dtype]
     if not two_parts and smaller:
-        dtype = torch.bfloat16 if torch.bfloat16 in smaller else torch.float16
+        dtype = smaller[0]
     return Format(dtype, 2 if two_parts else int(changed))
 
 

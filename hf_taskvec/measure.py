@@ -3,14 +3,16 @@
 `<L1 R1, L2 R2> = sum((L1' L2) * (R1 R2'))` needs two Gram matrices of the ranks' size and never the dense matrix.
 """
 
+import math
+
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term
+from hf_taskvec.arithmetic import Sum, Term, not_finite
 from hf_taskvec.delta import LowRank
 
 
-def dot(a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
-    """The inner product of two sums of terms over one parameter, in fp64."""
+def dot(name: str, a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
+    """The inner product of two sums of terms over the parameter `name`, in fp64."""
     if not a or not b:
         return 0.0
     shape = a[0].delta.shape
@@ -32,12 +34,14 @@ def dot(a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
                 result += weight * ((rows_a @ right.T) * left[start:stop]).sum().item()
             for weight, left, right in a_factors if b_dense else ():
                 result += weight * ((rows_b @ right.T) * left[start:stop]).sum().item()
+    if not math.isfinite(result):
+        raise not_finite(name)
     return result
 
 
-def norm(terms: tuple[Term, ...]) -> float:
-    """The Frobenius norm of a sum of terms over one parameter."""
-    return max(dot(terms, terms), 0.0) ** 0.5
+def norm(name: str, terms: tuple[Term, ...]) -> float:
+    """The Frobenius norm of a sum of terms over the parameter `name`."""
+    return max(dot(name, terms, terms), 0.0) ** 0.5
 
 
 _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]

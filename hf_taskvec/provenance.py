@@ -112,12 +112,13 @@ class Provenance:
 
     def _relabelled_beside(self, other: "Provenance") -> "Provenance":
         taken = {origin.label: origin for origin in other.origins}
+        own = {origin.label for origin in self.origins}
         result = self
         for origin in self.origins:
             if taken.get(origin.label, origin) == origin:
                 continue
             number = 2
-            while f"{origin.label}_{number}" in taken:
+            while f"{origin.label}_{number}" in taken.keys() | own:
                 number += 1
             result = result._relabel(origin, f"{origin.label}_{number}")
         return result

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, Term, dtype_name, parse_dtype, round_once
+from hf_taskvec.arithmetic import Sum, Term, check_finite, dtype_name, parse_dtype, round_once
 from hf_taskvec.checkpoint import (
     ADAPTER_WEIGHTS,
     WEIGHTS,
@@ -32,7 +32,6 @@ from hf_taskvec.checkpoint import (
     locate,
     open_files,
     read_json,
-    samples,
 )
 from hf_taskvec.delta import Delta, Dense, Difference, DoRA, LowRank, Rows, tile_rows
 from hf_taskvec.errors import (
@@ -45,7 +44,7 @@ from hf_taskvec.errors import (
 from hf_taskvec.exact import Format, exact_format, exact_rows
 from hf_taskvec.output import new_folder
 from hf_taskvec.provenance import Provenance
-from hf_taskvec.tensors import RowsOf, Source, Transposed, tensor_bytes
+from hf_taskvec.tensors import RowsOf, Source, Transposed, samples, tensor_bytes
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec, parse_size, shard
 
@@ -115,7 +114,7 @@ class _Encoder:
 
     def _rounded(self, key: str, name: str, delta: Delta) -> dict[str, Any]:
         assert self.dtype is not None
-        self.tensors[key] = _Written(self.dtype, delta.shape, _Rounded(delta))
+        self.tensors[key] = _Written(self.dtype, delta.shape, _Rounded(name, delta))
         return {"kind": "dense", "parts": [key]}
 
     def source(self, key: str, source: Source) -> Any:
@@ -160,12 +159,15 @@ class _Shared:
 class _Rounded:
     """A dense change rounded to a dtype that may lose something."""
 
+    name: str
     delta: Delta
 
     def rows(self, dtype: torch.dtype, part: int) -> Iterator[torch.Tensor]:
         whole = Sum(self.delta.shape, [Term(1.0, self.delta)])
         for start, stop in whole.tiles():
-            yield round_once(whole.rows(start, stop), dtype)
+            rows = whole.rows(start, stop)
+            check_finite(rows, dtype, self.name)
+            yield round_once(rows, dtype)
 
 
 @dataclass(frozen=True)
@@ -266,11 +268,11 @@ def _reference(tensors: Mapping[str, _Written]) -> dict[str, Any]:
 def _errors(encoder: _Encoder) -> dict[str, float]:
     """The relative error of each parameter whose dense change was rounded."""
     lost: dict[str, tuple[float, float]] = {}
-    for key, each in encoder.tensors.items():
+    for each in encoder.tensors.values():
         if not isinstance(each.content, _Rounded):
             continue
         exact = Sum(each.shape, [Term(1.0, each.content.delta)])
-        name = key.split(":")[0]
+        name = each.content.name
         error, size = lost.get(name, (0.0, 0.0))
         for start, stop in exact.tiles():
             rows = exact.rows(start, stop)

@@ -7,11 +7,13 @@ that is how like terms are found without reading anything.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+_SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
 class Source(ABC):
@@ -56,6 +58,25 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """A CPU tensor's bytes, without a copy if it is contiguous."""
     flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
+
+
+def samples(tensor: torch.Tensor) -> bytes:
+    """The first, middle and last bytes of a tensor: enough to tell another model, not another element."""
+    flat = tensor.detach().reshape(-1)
+    count = _SAMPLE // max(1, tensor.element_size())
+    middle = max(0, flat.numel() // 2 - count // 2)
+    pieces = [flat[:count], flat[middle : middle + count], flat[-count:]]
+    return b"".join(piece.contiguous().view(torch.uint8).numpy().tobytes() for piece in pieces if piece.numel())
+
+
+def fingerprint(tensors: Mapping[str, Source]) -> str:
+    """A digest of names, shapes, dtypes and samples of every tensor."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        source = tensors[name]
+        digest.update(f"{name}|{list(source.shape)}|{source.dtype}|".encode())
+        digest.update(samples(source.read()))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec import measure
-from hf_taskvec.arithmetic import Sum, Term, parse_dtype
+from hf_taskvec.arithmetic import FLOATS, Sum, Term, parse_dtype
 from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense, LowRank
 from hf_taskvec.errors import (
@@ -25,8 +25,8 @@ from hf_taskvec.errors import (
     did_you_mean,
     some,
 )
-from hf_taskvec.provenance import Origin, Provenance
-from hf_taskvec.tensors import InMemory, Source
+from hf_taskvec.provenance import ModelRecord, Origin, Provenance
+from hf_taskvec.tensors import InMemory, Source, fingerprint
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -155,16 +155,23 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         The tensors are copied, so later changes to them do not reach the vector.
         """
-        terms = {}
+        terms, sources = {}, {}
         for key, value in tensors.items():
             given = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) and len(value) != 2:
+                raise BadValueError(f"{key}: a low-rank change is given by two factors, not {len(value)}.")
             for tensor in given:
-                if not tensor.is_floating_point():
+                if tensor.dtype not in FLOATS:
                     raise UnsupportedError(f"{key}: a change must be floating-point, not {tensor.dtype}.")
             copies = tuple(InMemory(tensor.detach().cpu().clone()) for tensor in given)
-            delta = LowRank(*copies) if len(copies) == 2 else Dense(copies)
+            try:
+                delta = LowRank(*copies) if len(copies) == 2 else Dense(copies)
+            except MismatchError as error:
+                raise MismatchError(f"{key}: {error}") from None
             terms[key] = (Term(1.0, delta),)
-        return cls(terms, Provenance.of(Origin(name, "given as tensors")))
+            sources.update({f"{key}:{part}": copy for part, copy in enumerate(copies)})
+        record = ModelRecord(name, fingerprint=fingerprint(sources))
+        return cls(terms, Provenance.of(Origin(name, "given as tensors", tuned=record)))
 
     @classmethod
     def load(
@@ -368,8 +375,10 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
     # The algebra.
 
+    __array_ufunc__ = None  # so that numpy's numbers, as in `np.linspace(0, 1, 11)[3] * v`, leave the product to us
+
     def __add__(self, other: object) -> "TaskVector":
-        if other == 0 and not isinstance(other, TaskVector):  # the start of sum([...])
+        if isinstance(other, numbers.Real) and other == 0:  # the start of sum([...])
             return self
         if not isinstance(other, TaskVector):
             return NotImplemented
@@ -416,20 +425,23 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
                 which the first that matches counts; or a function from a parameter's name to a number.
             default: for parameters that no pattern matches.
         """
-        if isinstance(scales, int | float):
+        if isinstance(scales, float | numbers.Real):  # numpy's numbers as well
             return self * scales
         if callable(scales):
             factors = {name: _finite(scales(name)) for name in self}
-            described = "function"
+            # Functions have no value to show: a digest of what they gave tells one from another.
+            digest = hashlib.sha256(repr(factors).encode()).hexdigest()
+            described: dict[str, Any] = {"by": f"function {digest[:8]}"}
         else:
             matched = {pattern: set(self._matching(pattern)) for pattern in scales}
             factors = {}
             for name in self:
                 found = (scales[pattern] for pattern, names in matched.items() if name in names)
                 factors[name] = _finite(next(found, default))
-            described = repr({_text(pattern): scale for pattern, scale in scales.items()})
+            by = {_text(pattern): scale for pattern, scale in scales.items()}
+            described = {"by": by, "default": None if default == 1.0 else default}
         terms = {n: [Term(t.weight * factors[n], t.delta) for t in each] for n, each in self._terms.items()}
-        return TaskVector(terms, self._provenance.through("scale", by=described))
+        return TaskVector(terms, self._provenance.through("scale", **described))
 
     def filter(
         self,
@@ -490,9 +502,10 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             if len(each[0].delta.shape) != 2:
                 terms[name] = each
                 continue
-            result = compress(each, target, parse_dtype(dtype), exact)
+            result = compress(name, each, target, parse_dtype(dtype), exact)
             terms[name], discarded[name] = result.terms, result.discarded
-        provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance)
+        options = {"dtype": None if parse_dtype(dtype) == torch.float32 else str(dtype), "exact": exact}
+        provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance, **options)
         return TaskVector(terms, provenance, discarded)
 
     # What is in it.
@@ -567,17 +580,17 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def norm(self, name: str | None = None) -> float:
         """The Frobenius norm of the whole vector, or of one parameter's change."""
         if name is not None:
-            return measure.norm(self[name])
+            return measure.norm(name, self[name])
         return math.sqrt(sum(value**2 for value in self.norms().values()))
 
     def norms(self) -> dict[str, float]:
         """The Frobenius norm of each parameter's change."""
-        return {name: measure.norm(terms) for name, terms in self._terms.items()}
+        return {name: measure.norm(name, terms) for name, terms in self._terms.items()}
 
     def dot(self, other: "TaskVector", name: str | None = None) -> float:
         """The inner product with another vector, in total or for one parameter."""
         if name is not None:
-            return measure.dot(self[name], other[name])
+            return measure.dot(name, self[name], other[name])
         return math.fsum(self.dots(other).values())
 
     def dots(self, other: "TaskVector") -> dict[str, float]:
@@ -585,7 +598,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         common = [name for name in self if name in other]
         for name in common:
             _check_shape(name, self.shape(name), other.shape(name))
-        return {name: measure.dot(self[name], other[name]) for name in common}
+        return {name: measure.dot(name, self[name], other[name]) for name in common}
 
     def cosine(self, other: "TaskVector", name: str | None = None) -> float:
         """The cosine with another vector, in total or for one parameter. Raises for a vector of norm 0."""
@@ -632,6 +645,9 @@ def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:
             _check_shape(name, shape, term.delta.shape)
         shape = term.delta.shape
         weights[term.delta] = weights.get(term.delta, 0.0) + term.weight
+    for weight in weights.values():
+        if not math.isfinite(weight):
+            raise BadValueError(f"{name}: the scales of the expression multiply to a weight of {weight}.")
     return tuple(Term(weight, delta) for delta, weight in weights.items() if weight != 0.0)
 
 

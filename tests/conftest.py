@@ -5,18 +5,30 @@ again. So the server starts here, at import. Each worker of pytest-xdist imports
 server and a cache of its own.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hub_server import HubServer
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tiny import TinyModels
 
 if "huggingface_hub" in sys.modules:
     raise RuntimeError("huggingface_hub was imported before tests/conftest.py: it would talk to the real Hub")
 
 _HUB = HubServer().start()
 os.environ.update(_HUB.environment())
+
+
+# The same examples in every run: a failure that a developer sees is the one that CI sees.
+settings.register_profile("reproducible", deadline=None, derandomize=True)
+settings.load_profile("reproducible")
 
 
 def pytest_unconfigure() -> None:
@@ -32,3 +44,11 @@ def hub() -> Iterator[HubServer]:
     HfFileSystem.clear_instance_cache()  # it remembers, within the process, which repos exist
     yield _HUB
     _HUB.clear()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """Tiny models of every architecture in folders, saved once per session."""
+    from tiny import TinyModels  # not before the environment is set: it imports transformers
+
+    return TinyModels(tmp_path_factory.mktemp("models"))
