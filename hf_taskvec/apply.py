@@ -88,7 +88,11 @@ def apply(
         if not ranks.is_main:
             done = json.loads((part / _PROGRESS).read_text())["files"]
             writers = _create(part, files, done, join=True)
-        _write_all(part, files, writers, done, ranks, torch.device(device), threads, progress)
+        try:
+            _write_all(part, files, writers, done, ranks, torch.device(device), threads, progress)
+        finally:
+            for writer in writers.values():
+                writer.close(sync=False)
         ranks.wait()
         if ranks.is_main:
             _finish(part, files, vector, checkpoint, out_dtype)
@@ -155,8 +159,9 @@ class _Ranks:
         self._state = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
+            from accelerate.utils import parse_flag_from_env
 
-            self._state = PartialState()
+            self._state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
         self.index = self._state.process_index if self._state else 0
         self.count = self._state.num_processes if self._state else 1
         self.is_main = self.index == 0

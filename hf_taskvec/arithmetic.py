@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.delta import Delta, LowRank, tile_rows
+from hf_taskvec.delta import Delta, LowRank, Parts, tile_rows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import Source
 
@@ -31,11 +31,22 @@ _Tensors = list[tuple[float, torch.Tensor]]
 _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What the tiles of a sum read."""
+
+    folded: _Tensors
+    scaled: list[tuple[float, _Tensors]]
+    factors: _Factors
+
+
 class Sum:
     """`target + scale * sum(weight * delta)` for one parameter, ready to be evaluated tile by tile.
 
-    Stored tensors that occur more than once (a base shared by many fine-tunes, or the target itself) are folded
-    into one coefficient; those whose coefficient becomes 0 are not read at all.
+    Terms of whole weight, such as `-τ`, are folded: a stored tensor that occurs more than once (the target being the
+    vector's own base, or a base shared by many fine-tunes) gets one coefficient, and is not read at all if that is 0.
+    Other weights multiply the exact difference, as in `base + λ * (tuned - base)`: folding would multiply rounded
+    coefficients with large weights instead of a small change.
     """
 
     def __init__(
@@ -50,31 +61,33 @@ class Sum:
         self.device = torch.device(device)
         coefficients: dict[Source, float] = {} if target is None else {target: 1.0}
         subtracted: dict[Source, None] = {}
-        low_rank: list[tuple[float, LowRank]] = []
+        self._scaled: list[tuple[float, Parts]] = []
+        self._low_rank: list[tuple[float, LowRank]] = []
         self._others: list[tuple[float, Delta]] = []
         for term in terms:
             weight = scale * term.weight
+            parts = term.delta.parts
             if weight == 0.0:
                 continue
-            parts = term.delta.parts
-            if parts is not None:
+            if isinstance(term.delta, LowRank):
+                self._low_rank.append((weight, term.delta))
+            elif parts is None:
+                self._others.append((weight, term.delta))
+            elif not weight.is_integer():
+                self._scaled.append((weight, parts))
+            else:
                 for sign, source in parts:
                     coefficients[source] = coefficients.get(source, 0.0) + sign * weight
                     if sign < 0:
                         subtracted[source] = None
-            elif isinstance(term.delta, LowRank):
-                low_rank.append((weight, term.delta))
-            else:
-                self._others.append((weight, term.delta))
         # The target and what is subtracted from it come first; see `Delta.parts`.
         first = [*([] if target is None else [target]), *(s for s in subtracted if s != target)]
         order = dict.fromkeys([*first, *coefficients])
-        self._linear = [(coefficients[s], s) for s in order if coefficients[s] != 0.0]
-        self._low_rank = low_rank
-        self._prepared: tuple[_Tensors, _Factors] | None = None
+        self._folded = [(coefficients[s], s) for s in order if coefficients[s] != 0.0]
+        self._prepared: _Prepared | None = None
 
-    def _prepare(self) -> tuple[_Tensors, _Factors]:
-        """What the tiles read. Several threads may get here at once: each makes its own, and the last one stays."""
+    def _prepare(self) -> _Prepared:
+        """Several threads may get here at once: each makes its own, and the last one stays."""
         kept = 0
         factors = []
         for weight, delta in self._low_rank:
@@ -83,14 +96,22 @@ class Sum:
             if kept <= _FACTOR_CACHE_BYTES:
                 right = right.to(self.device, torch.float64)
             factors.append((weight * delta.scaling, delta.left.read(), right))
-        self._prepared = [(coefficient, source.read()) for coefficient, source in self._linear], factors
+        every = dict.fromkeys(s for parts in [self._folded, *(p for _, p in self._scaled)] for _, s in parts)
+        tensors = {source: source.read() for source in every}
+        self._prepared = _Prepared(
+            [(coefficient, tensors[source]) for coefficient, source in self._folded],
+            [(weight, [(sign, tensors[source]) for sign, source in parts]) for weight, parts in self._scaled],
+            factors,
+        )
         return self._prepared
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows `start:stop` in fp64; the range must be one of `tiles`, for the bits to be reproducible."""
-        tensors, factors = self._prepared or self._prepare()
-        out = self._combine(tensors, start, stop, torch.float64)
-        for weight, left, right in factors:
+        ready = self._prepared or self._prepare()
+        out = self._combine(ready.folded, start, stop, torch.float64)
+        for weight, parts in ready.scaled:
+            out.add_(self._combine(parts, start, stop, torch.float64).mul_(weight))
+        for weight, left, right in ready.factors:
             left, right = left[start:stop].to(self.device, torch.float64), right.to(self.device, torch.float64)
             out.addmm_(left, right, alpha=weight)
         for weight, delta in self._others:
@@ -98,8 +119,7 @@ class Sum:
         return out
 
     def _combine(self, tensors: _Tensors, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The linear part: coefficient x stored tensor, added up in `dtype`."""
-        size = (stop - start, *self.shape[1:]) if self.shape else ()
+        """Coefficient x stored tensor, added up in `dtype`."""
         out: torch.Tensor | None = None
         for coefficient, tensor in tensors:
             rows = tensor[start:stop] if self.shape else tensor
@@ -109,13 +129,16 @@ class Sum:
                     out.mul_(coefficient)
             else:
                 out.add_(rows.to(self.device, dtype), alpha=coefficient)
-        return torch.zeros(size, dtype=dtype, device=self.device) if out is None else out
+        if out is None:
+            size = (stop - start, *self.shape[1:]) if self.shape else ()
+            out = torch.zeros(size, dtype=dtype, device=self.device)
+        return out
 
     def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter."""
         if dtype in (torch.bfloat16, torch.float16) and self._is_one_addition(dtype):
-            tensors, _ = self._prepared or self._prepare()
-            single = self._combine(tensors, start, stop, torch.float32)
+            ready = self._prepared or self._prepare()
+            single = self._combine(ready.folded, start, stop, torch.float32)
             check_finite(single, dtype, name)
             return single.to(dtype)
         return round_once(self.rows(start, stop), dtype, name)
@@ -126,10 +149,9 @@ class Sum:
         Rounding to 24 bits and then to p is the same as rounding to p at once if 24 >= 2p + 2 (Figueroa 1995). Powers
         of two as coefficients keep p-bit numbers p-bit. This covers `base - τ` on the vector's own base.
         """
-        if self._low_rank or self._others or len(self._linear) > 2:
+        if self._scaled or self._low_rank or self._others or len(self._folded) > 2:
             return False
-        exact = all(abs(coefficient) in (0.5, 1.0, 2.0, 4.0) for coefficient, _ in self._linear)
-        return exact and all(source.dtype == dtype for _, source in self._linear)
+        return all(abs(coefficient) in (1.0, 2.0, 4.0) and s.dtype == dtype for coefficient, s in self._folded)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""

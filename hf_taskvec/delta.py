@@ -26,6 +26,10 @@ def tile_rows(shape: tuple[int, ...], products: bool = False) -> int:
     return max(1, (_PRODUCT_TILE if products else _TILE) // max(1, numel(shape[1:])))
 
 
+# Sign and stored tensor, in the order in which they must be added.
+Parts = tuple[tuple[int, Source], ...]
+
+
 class Delta(ABC):
     """A change to one parameter."""
 
@@ -40,7 +44,7 @@ class Delta(ABC):
         """Every stored tensor that evaluating the change reads."""
 
     @property
-    def parts(self) -> tuple[tuple[int, Source], ...] | None:
+    def parts(self) -> Parts | None:
         """The change as a sum of sign x stored tensor, in the order in which they must be added; else None.
 
         What is subtracted comes first: on the vector's own base `(base - base) + tuned` is exact, while
@@ -58,7 +62,7 @@ class Delta(ABC):
         """Add `weight` times rows `start:stop` of the change to the fp64 tensor `out`."""
 
 
-def _add_parts(parts: tuple[tuple[int, Source], ...], out: torch.Tensor, start: int, stop: int, weight: float) -> None:
+def _add_parts(parts: Parts, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
     for sign, source in parts:
         tensor = source.read()
         rows = tensor if tensor.ndim == 0 else tensor[start:stop]
@@ -84,7 +88,7 @@ class Dense(Delta):
         return self.tensors
 
     @property
-    def parts(self) -> tuple[tuple[int, Source], ...]:
+    def parts(self) -> Parts:
         return tuple((1, tensor) for tensor in self.tensors)
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
@@ -111,7 +115,7 @@ class Difference(Delta):
         return (self.base, self.tuned)
 
     @property
-    def parts(self) -> tuple[tuple[int, Source], ...]:
+    def parts(self) -> Parts:
         return ((-1, self.base), (1, self.tuned))
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:

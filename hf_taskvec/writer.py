@@ -79,6 +79,7 @@ class SafetensorsWriter:
         self._offsets = {name: 8 + len(text) + start for name, start in offsets.items()}
         self._specs = dict(specs)
         self.nbytes = 8 + len(text) + offset
+        self._file: int | None
         if join:
             self._file = os.open(path, os.O_RDWR)
             return
@@ -94,6 +95,7 @@ class SafetensorsWriter:
         self._write(tensor_bytes(rows), self._offsets[name] + start * row_bytes)
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
+        assert self._file is not None
         view = memoryview(data)
         while len(view):
             done = os.pwrite(self._file, view, offset)
@@ -101,9 +103,12 @@ class SafetensorsWriter:
 
     def close(self, sync: bool = True) -> None:
         """Finish the file; with `sync` it is on the disk when this returns."""
+        if self._file is None:
+            return
         if sync:
             os.fsync(self._file)
         os.close(self._file)
+        self._file = None
 
 
 def parse_size(size: int | str) -> int:

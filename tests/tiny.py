@@ -124,3 +124,13 @@ def assert_gives_tuned(vector: TaskVector, pair: Pair) -> None:
     for name in base:
         result, expected = added(vector, name, base[name]), tuned[name].read()
         assert torch.equal(result.view(torch.uint8), expected.view(torch.uint8)), name
+
+
+def nearest(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """fp64 rounded once to nearest even, by other means than the library's: integer arithmetic or numpy."""
+    if dtype == torch.float16:
+        return torch.from_numpy(exact.numpy().astype("float16"))
+    if dtype == torch.bfloat16:
+        bits = exact.view(torch.int64)
+        return ((bits + ((1 << 44) - 1) + ((bits >> 45) & 1)) >> 45 << 45).view(torch.float64).to(dtype)
+    return torch.from_numpy(exact.numpy().astype("float32"))
