@@ -290,6 +290,7 @@ def _hook(
                 term.delta.add_rows(bias, 0, bias.shape[0], term.weight)
             biases.append(bias.float())
     is_linear = isinstance(layer, torch.nn.Linear | Conv1D)
+    factor = getattr(layer, "embed_scale", 1.0)  # Gemma multiplies its embeddings
 
     def hook(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         scale = scale_for(output)
@@ -299,7 +300,7 @@ def _hook(
         change: torch.Tensor | float = 0.0
         for number, (left, right) in enumerate(products):
             left, right = products[number] = left.to(device), right.to(device)
-            inner = inputs[0].float() @ left if is_linear else left[inputs[0]]
+            inner = inputs[0].float() @ left if is_linear else left[inputs[0]] * factor
             change = change + inner @ right
         for bias in biases:
             change = change + bias.to(device)

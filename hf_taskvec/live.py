@@ -90,7 +90,7 @@ class LiveWeight:
             self._parameter.data.copy_(value)
             return
         for dataset, key in self._offloads():
-            dataset.state_dict[key] = value
+            _in_memory(dataset)[key] = value
 
     def restore(self, original: torch.Tensor) -> None:
         """Put the original back; what is offloaded to disk is read from there again."""
@@ -98,10 +98,18 @@ class LiveWeight:
             self._parameter.data.copy_(original)
             return
         for dataset, key in self._offloads():
-            if key in dataset.index:
-                dataset.state_dict.pop(key, None)
+            held = _in_memory(dataset)
+            if held is not dataset and key in dataset.index:
+                held.pop(key, None)
             else:
-                dataset.state_dict[key] = original
+                held[key] = original
+
+
+def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:
+    """The part of accelerate's store that is in memory, which takes precedence over what is on disk."""
+    from accelerate.utils import OffloadedWeightsLoader
+
+    return dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
 
 
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:

@@ -1,0 +1,120 @@
+"""A vector exported as a PEFT adapter: loaded and merged by PEFT, it is the vector."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from test_edit import low_rank
+from transformers import AutoModelForCausalLM
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
+
+
+def merged_by_peft(base, folder):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    return PeftModel.from_pretrained(model, folder).merge_and_unload()
+
+
+@pytest.mark.parametrize("architecture", tiny.DENSE)
+def test_merged_by_peft_it_is_the_streamed_result(models, tmp_path, architecture):
+    pair = models.pair(architecture)
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|ln_|bias|wpe|embed|wte|lm_head)")
+    expression = -0.6 * vector + 0.25 * vector.filter(include="*0*").named("part")
+    expression.to_adapter(tmp_path / "adapter", base_model_name_or_path=str(pair.base))
+    found = merged_by_peft(pair.base, tmp_path / "adapter")
+    expected = AutoModelForCausalLM.from_pretrained(expression.apply(pair.base, tmp_path / "out"))
+    for (name, a), b in zip(found.named_parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), name
+    assert torch.equal(
+        found.generate(torch.tensor([[1, 2]]), max_new_tokens=3),
+        expected.generate(torch.tensor([[1, 2]]), max_new_tokens=3),
+    )
+
+
+def test_ranks_that_differ_and_a_uniform_rank(models, tmp_path):
+    pair = models.pair("phi")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    every = low_rank(model, exclude="(norm|bias|embed|lm_head)")
+    vector = every + low_rank(model, rank=2, exclude="(norm|bias|embed|lm_head|layers.0|fc1)").named("more")
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    for uniform in (False, True):
+        folder = vector.to_adapter(tmp_path / f"adapter{uniform}", str(pair.base), uniform_rank=uniform)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        assert bool(config["rank_pattern"]) is not uniform
+        assert not config["use_rslora"]
+        assert config["target_modules"] == ["dense", "fc1", "fc2", "k_proj", "q_proj", "v_proj"]
+        for a, b in zip(merged_by_peft(pair.base, folder).parameters(), expected.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_an_adapter_comes_back_as_the_same_vector(models, tmp_path):
+    pair = models.pair("gpt2")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(pair.base),
+        LoraConfig(
+            r=4,
+            lora_alpha=7,
+            use_rslora=True,
+            target_modules=["c_attn", "c_proj"],
+            fan_in_fan_out=True,
+            init_lora_weights=False,
+        ),
+    )
+    vector = TaskVector.from_adapter(model)
+    vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    again = TaskVector.from_adapter(tmp_path / "adapter")
+    assert set(again) == set(vector)
+    assert (again - vector).norm() < 1e-6 * vector.norm()
+    compressed = (vector - 0.5 * vector.filter(include="*c_attn*").named("part")).compress(rank=2)
+    compressed.to_adapter(tmp_path / "small", str(pair.base))
+    assert (TaskVector.from_adapter(tmp_path / "small") - compressed).norm() < 1e-6 * compressed.norm()
+
+
+def test_embeddings_and_heads(models, tmp_path):
+    pair = models.pair("phi")
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base)).filter(include=["*embed_tokens*", "lm_head*"])
+    folder = vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    for a, b in zip(merged_by_peft(pair.base, folder).parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_dense_parts_are_refused_saved_or_dropped(models, tmp_path):
+    pair = models.pair("phi")
+    matrices = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|bias|embed|lm_head)")
+    rest = pair.vector().filter(include=["*norm*", "*embed*", "*q_proj.bias", "lm_head*"])
+    vector = matrices + rest
+    with pytest.raises(UnsupportedError, match=r"not low-rank.*dense='save'.*dense='drop'"):
+        vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    assert not (tmp_path / "adapter").exists()
+    vector.to_adapter(tmp_path / "saved", str(pair.base), dense="save")
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    found = merged_by_peft(pair.base, tmp_path / "saved")
+    for (name, a), b in zip(found.named_parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+    vector.to_adapter(tmp_path / "dropped", str(pair.base), dense="drop")
+    assert set(TaskVector.from_adapter(tmp_path / "dropped")) == set(matrices)
+
+
+def test_what_cannot_be_exported(models, tmp_path):
+    pair = models.pair("phi")
+    with pytest.raises(UnsupportedError, match="compress"):
+        pair.vector().to_adapter(tmp_path / "adapter", dense="drop")
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base))
+    with pytest.raises(BadValueError, match="dense='keep' is not one of"):
+        vector.to_adapter(tmp_path / "adapter", dense="keep")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("precious")
+    with pytest.raises(OutputError, match="holds other files"):
+        vector.to_adapter(tmp_path / "mine", overwrite=True)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(pair.base), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
+    )
+    dora = TaskVector.from_adapter(tiny.shake(model, 0.1))
+    with pytest.raises(UnsupportedError, match="not low-rank"):
+        dora.to_adapter(tmp_path / "dora")
+    dora.compress(rank=4).to_adapter(tmp_path / "dora")
+    assert len(TaskVector.from_adapter(tmp_path / "dora")) == 2

@@ -1,0 +1,325 @@
+"""A vector on a live model: the streamed result, moved and undone without a trace; attached: one λ for each row."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, UnsupportedError
+
+
+def state(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def same(model, expected):
+    return all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
+
+
+def low_rank(model, rank=3, size=0.3, exclude="(norm|ln_|bias|wpe|embed_positions|experts|router|gate\\.)"):
+    """A random low-rank vector over a live model's matrices, under their canonical names."""
+    import re
+
+    from hf_taskvec.live import live_checkpoint
+
+    torch.manual_seed(5)
+    tensors = live_checkpoint(model).tensors
+    chosen = {n: t.shape for n, t in tensors.items() if len(t.shape) == 2 and not re.search(exclude, n)}
+    return TaskVector.from_tensors(
+        {n: (torch.randn(a, rank) * size, torch.randn(rank, b) * size) for n, (a, b) in chosen.items()}
+    )
+
+
+@pytest.mark.parametrize("dtype", tiny.DTYPES)
+@pytest.mark.parametrize("architecture", tiny.DENSE)
+def test_live_is_streamed_to_the_last_bit(models, tmp_path, architecture, dtype):
+    pair = models.pair(architecture, dtype)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+    for number, vector in enumerate((pair.vector(), low_rank(model, size=0.1))):
+        streamed = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / f"out{number}", scale=-0.6))
+        with vector.applied_to(model, scale=-0.6):
+            assert same(model, state(streamed))
+            assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, min_new_tokens=2).shape == (1, 4)
+        assert same(model, before)
+
+
+def test_a_scale_is_set_from_the_original_and_everything_is_restored(models):
+    pair = models.pair("phi", torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before, tuned = state(model), state(AutoModelForCausalLM.from_pretrained(pair.tuned))
+    edit = pair.vector().edit(model, scale=0.37)
+    at_first = state(model)
+    for scale in (-1.0, 0.9, 0.1, -0.4):
+        edit.set_scale(scale)
+    assert not same(model, at_first)
+    edit.set_scale(0.37)
+    assert same(model, at_first)
+    edit.set_scale(1.0)
+    assert same(model, tuned)
+    edit.set_scale(0.0)
+    assert same(model, before)
+    edit.set_scale(-1)
+    edit.restore()
+    assert same(model, before)
+    edit.restore()  # once more does no harm
+    with pytest.raises(BadValueError, match="this edit is over"):
+        edit.set_scale(1)
+
+
+def test_it_is_restored_after_an_exception_and_kept_on_demand(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before, tuned = state(model), state(AutoModelForCausalLM.from_pretrained(pair.tuned))
+    with pytest.raises(ZeroDivisionError), pair.vector().applied_to(model):
+        assert same(model, tuned)
+        _ = 1 / 0
+    assert same(model, before)
+    pair.vector().edit(model).keep()
+    assert same(model, tuned)
+
+
+def test_edits_end_in_the_order_of_a_stack(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+    outer = pair.vector().edit(model, 0.5)
+    inner = pair.vector().edit(model, -2.0)
+    with pytest.raises(BadValueError, match="another edit was made"):
+        outer.restore()
+    inner.restore()
+    outer.restore()
+    assert same(model, before)
+
+
+def test_a_vector_made_from_the_model_itself(models):
+    pair = models.pair("llama", torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
+    vector = TaskVector.from_finetuned(model, tuned)
+    expected = state(tuned)
+    with vector.applied_to(model):
+        assert same(model, expected)
+        tiny.shake(tuned)  # training goes on: the vector does not
+    with vector.applied_to(model):
+        assert same(model, expected)
+
+
+def test_the_original_can_be_reread_instead_of_copied(models):
+    pair = models.pair("phi", torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+    edit = pair.vector().edit(model, -0.5, original=pair.base)
+    assert all(not hasattr(source, "tensor") for source in edit._originals.values())  # nothing held in memory
+    edit.set_scale(1.0)
+    assert same(model, state(AutoModelForCausalLM.from_pretrained(pair.tuned)))
+    edit.restore()
+    assert same(model, before)
+    with pytest.raises(ChangedSourceError, match="is not what the live model was loaded from"):
+        pair.vector().edit(model, original=pair.tuned)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_models(models, tmp_path, architecture, where):
+    """accelerate's `cpu_offload` and `disk_offload`: what `device_map` does to layers that do not fit."""
+    from accelerate import cpu_offload, disk_offload
+
+    pair = models.pair(architecture)
+    plain, tuned = (AutoModelForCausalLM.from_pretrained(f) for f in (pair.base, pair.tuned))
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    if where == "cpu":
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        disk_offload(model, tmp_path / "offload", execution_device=torch.device("cpu"))
+    assert any(parameter.is_meta for parameter in model.parameters())
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = model(tokens).logits
+        assert torch.equal(before, plain(tokens).logits)
+        with pair.vector().applied_to(model) as edit:
+            assert torch.equal(model(tokens).logits, tuned(tokens).logits)
+            edit.set_scale(0)
+            assert torch.equal(model(tokens).logits, before)
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_a_device_map_with_disk_offload(models, tmp_path):
+    pair = models.pair("llama")
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
+    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+    device_map |= {"lm_head": "cpu", "model.rotary_emb": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(pair.base, device_map=device_map, offload_folder=tmp_path / "offload")
+    assert any(parameter.is_meta for parameter in model.parameters())
+    with torch.no_grad():
+        before = model(tokens).logits
+        with pair.vector().applied_to(model):
+            assert torch.equal(model(tokens).logits, tuned(tokens).logits)
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_a_peft_wrapped_model(models):
+    """The base inside is edited; the adapter stays as it is."""
+    pair = models.pair("phi")
+    config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base), copy.deepcopy(config))
+    before = state(model)
+    with pair.vector().applied_to(model):
+        inside = {
+            n.replace(".base_layer", "").removeprefix("base_model.model."): p for n, p in model.named_parameters()
+        }
+        for name, expected in AutoModelForCausalLM.from_pretrained(pair.tuned).named_parameters():
+            assert torch.equal(inside[name], expected)
+        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters() if "lora_" in n)
+    assert same(model, before)
+    attached = low_rank(model.get_base_model())
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        with attached.applied_to(model, merge=True):
+            merged = model(tokens).logits
+        with attached.applied_to(model, merge=False):
+            assert torch.allclose(model(tokens).logits, merged, atol=1e-5)
+
+
+# Attached.
+
+
+@pytest.mark.parametrize("architecture", tiny.DENSE)
+def test_attached_equals_merged_with_a_scale_for_each_row(models, architecture):
+    """Whole sweep in one generate call: each row is what the merged edit at its λ generates."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair(architecture).base)
+    vector = low_rank(model)
+    before = state(model)
+    scales = [0.0, -0.5, 1.0, 0.25]
+    tokens = torch.tensor([[1, 5, 7, 3]]).repeat(len(scales), 1)
+    options = {
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    edit = vector.edit(model, merge=False)
+    edit.set_row_scales(scales)
+    attached = model.generate(tokens, **options)
+    edit.restore()
+    assert same(model, before)
+    for row, scale in enumerate(scales):
+        with vector.applied_to(model, scale):
+            merged = model.generate(tokens[:1], **options)
+        assert torch.equal(attached.sequences[row], merged.sequences[0])
+        for a, b in zip(attached.logits, merged.logits, strict=True):
+            assert torch.allclose(a[row], b[0], atol=1e-4)
+    logits = model(tokens[:1]).logits
+    assert not torch.allclose(logits[0, -1], attached.logits[0][2], atol=1e-3)  # λ=1 does change something
+
+
+def test_beams_share_their_rows_scale(models):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("llama").base)
+    vector = low_rank(model)
+    tokens = torch.tensor([[1, 5, 7, 3], [1, 5, 7, 3]])
+    edit = vector.edit(model, merge=False)
+    edit.set_row_scales([0.0, 1.0])
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 3}
+    both = model.generate(tokens, **options)
+    for row, scale in enumerate((0.0, 1.0)):
+        edit.set_scale(scale)
+        assert torch.equal(model.generate(tokens[:1], **options)[0], both[row])
+    edit.set_row_scales([0.0, 1.0, 2.0])
+    with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
+        model(tokens)
+
+
+def test_lora_biases_can_be_attached(models, tmp_path):
+    pair = models.pair("phi")
+    config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_bias=True, init_lora_weights=False)
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base), config)
+    tiny.shake(wrapped, 0.1)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    vector = TaskVector.from_adapter(wrapped, base=pair.base)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad(), vector.applied_to(model, -0.7):
+        merged = model(tokens).logits
+    with torch.no_grad(), vector.applied_to(model, -0.7, merge=False):
+        assert torch.allclose(model(tokens).logits, merged, atol=1e-5)
+    assert any(name.endswith(".bias") for name in vector)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_bases(tmp_path, bits):
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    model = tiny.make(
+        "llama", hidden_size=64, intermediate_size=128, num_attention_heads=2, num_key_value_heads=2, head_dim=32
+    )
+    model.save_pretrained(tmp_path / "base")
+    vector = low_rank(model).filter(include=["*q_proj*", "*up_proj*"])
+    options = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32}
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=BitsAndBytesConfig(**options), device_map="cpu"
+    )
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = quantised(tokens).logits
+        wrapped = [m for m in quantised.modules() if type(m).__name__ in ("Linear8bitLt", "Linear4bit")]
+        assert wrapped
+        with vector.applied_to(quantised, merge=False) as edit:
+            one = quantised(tokens).logits
+            edit.set_scale(2.0)
+            two = quantised(tokens).logits
+        # The same change as a hand-written hook on one layer makes
+        assert not torch.allclose(one, before, atol=1e-4) and not torch.allclose(two, one, atol=1e-4)
+        layer = quantised.model.layers[0].self_attn.q_proj
+        x = torch.randn(1, 3, 64)
+        plain = layer(x)
+        with vector.applied_to(quantised, 0.5, merge=False):
+            expected = plain + 0.5 * (x @ vector.dense("model.layers.0.self_attn.q_proj.weight").T).to(plain.dtype)
+            assert torch.allclose(layer(x), expected, atol=1e-3)
+        assert torch.equal(quantised(tokens).logits, before)
+    with pytest.raises(UnsupportedError, match=r"q_proj.weight is quantised .* merge=False"):
+        vector.edit(quantised)
+
+
+# Refusals.
+
+
+def test_what_cannot_be_attached_is_named(models):
+    pair = models.pair("phi")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    with pytest.raises(UnsupportedError, match=r"weight: only low-rank changes .* Compress"):
+        pair.vector().filter(include="*q_proj.weight").edit(model, merge=False)
+    with pytest.raises(UnsupportedError, match="norm"):
+        pair.vector().filter(include="*norm*").edit(model, merge=False)
+
+
+def test_models_that_do_not_fit(models):
+    vector = models.pair("phi").vector()
+    with pytest.raises(MismatchError, match=r"made for PhiForCausalLM; .* is GPT2LMHeadModel: 0 of 33 names match"):
+        vector.edit(AutoModelForCausalLM.from_pretrained(models.pair("gpt2").base))
+    with pytest.raises(BadValueError, match=r"use apply\(base"):
+        vector.edit("a/folder")
+    model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
+    with pytest.raises(UnsupportedError, match="wrapped by OptimizedModule"):
+        vector.edit(torch.compile(model))
+    before = state(model)
+    with pytest.raises(BadValueError, match="scale of nan"):
+        vector.edit(model, float("nan"))
+    assert same(model, before)
+    with vector.applied_to(model):  # the failed edit is not in the way
+        pass
+
+
+@pytest.mark.parametrize("architecture", tiny.EXPERTS)
+def test_fused_experts_are_refused_with_the_way_out(models, architecture):
+    pair = models.pair(architecture)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    with pytest.raises(UnsupportedError, match=r"experts fused.*vector.apply"):
+        pair.vector().edit(model)
+    with pair.vector().filter(include="*self_attn*").applied_to(model):
+        pass
