@@ -1,0 +1,385 @@
+"""Applying task vectors, measured beside mergekit and PEFT: one run, both sides, ratios.
+
+    make bench                                        # sets up a venv for mergekit and runs everything
+    python tests/benchmarks/bench_apply.py --layers 4 --mergekit path/to/mergekit/venv/bin/python
+
+A random model of Phi-1.5's shape in bf16, with its files in memory. Every job runs in a process of its own, which also
+watches its own anonymous memory. Times are those of the job alone, without imports; a peer's command line is timed as
+a whole, and the time that it takes to import is given beside it.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+CONFIG = {
+    "architectures": ["PhiForCausalLM"],
+    "model_type": "phi",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "partial_rotary_factor": 0.5,
+    "vocab_size": 51200,
+    "max_position_embeddings": 2048,
+    "hidden_act": "gelu_new",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+TARGETS = ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]
+RANK = 32
+
+
+# The inputs.
+
+
+def make_inputs(folder: Path, layers: int) -> None:
+    import torch
+
+    from hf_taskvec.names import layout_of_config
+
+    config = {**CONFIG, "num_hidden_layers": layers}
+    shapes = layout_of_config(config).shapes
+    make_model(folder / "base", config, shapes, seed=0)
+    make_model(folder / "tuned", config, shapes, seed=1, base=folder / "base")
+    for number in (1, 2):
+        make_adapter(folder / f"adapter{number}", folder / "base", shapes, seed=10 + number)
+    torch.manual_seed(0)
+
+
+def make_model(folder: Path, config: dict, shapes: dict, seed: int, base: Path | None = None) -> None:
+    import torch
+    from safetensors import safe_open
+
+    from hf_taskvec.tensors import numel
+    from hf_taskvec.writer import SafetensorsWriter, TensorSpec
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    specs = {name: TensorSpec(torch.bfloat16, shape) for name, shape in shapes.items()}
+    writer = SafetensorsWriter(folder / "model.safetensors", specs, {"format": "pt"})
+    noise = torch.randn(1 << 24, generator=torch.Generator().manual_seed(seed)) * (0.02 if base is None else 0.002)
+    old = safe_open(base / "model.safetensors", "pt") if base else None
+    for name, shape in shapes.items():
+        count = numel(shape)
+        values = noise.repeat(-(-count // noise.numel()))[:count].view(shape)
+        if old is not None:
+            values = values + old.get_tensor(name).float()
+        writer.write(name, values.bfloat16())
+    writer.close(sync=False)
+
+
+def make_adapter(folder: Path, base: Path, shapes: dict, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if len(shape) == 2 and module.split(".")[-1] in TARGETS:
+            a = torch.randn(RANK, shape[1], generator=generator) * 0.02
+            b = torch.randn(shape[0], RANK, generator=generator) * 0.02
+            tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": RANK}
+    config |= {"lora_alpha": RANK, "target_modules": TARGETS, "bias": "none", "fan_in_fan_out": False}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+# The jobs: each runs in a process of its own and prints one line of JSON.
+
+
+class Watch:
+    """Seconds, and the peak of this process's anonymous memory above where it started."""
+
+    def __enter__(self) -> "Watch":
+        self._start_memory, self._peak, self._over = anonymous(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        self._start = time.perf_counter()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.005):
+            self._peak = max(self._peak, anonymous())
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self._over.set()
+        self._thread.join()
+        print(json.dumps({"seconds": self.seconds, "memory": max(0, self._peak - self._start_memory) / 1024}))
+
+
+def anonymous() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def job_dense(base: str, tuned: str, out: str, scale: str) -> None:
+    import hf_taskvec.apply  # noqa: F401
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        TaskVector.from_finetuned(base, tuned).apply(base, out, scale=float(scale))
+
+
+def job_many(base: str, count: str, out: str, *tuned: str) -> None:
+    import hf_taskvec.apply  # noqa: F401
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        vector = sum(TaskVector.from_finetuned(base, each) for each in tuned[: int(count)])
+        vector.apply(base, out, scale=-0.1)
+
+
+def job_adapter(base: str, adapter: str, out: str) -> None:
+    import peft  # noqa: F401
+
+    import hf_taskvec.apply  # noqa: F401
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        (-TaskVector.from_adapter(adapter)).apply(base, out)
+
+
+def job_compress(one: str, other: str, out: str) -> None:
+    import peft  # noqa: F401
+
+    from hf_taskvec import TaskVector
+
+    warm_up(str(Path(one).parent / "base"))
+    with Watch():
+        (TaskVector.from_adapter(one) + TaskVector.from_adapter(other)).compress(rank=RANK).save(out)
+
+
+def job_live(base: str, tuned: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from hf_taskvec import TaskVector
+
+    vector = TaskVector.from_finetuned(base, tuned)
+    AutoModelForCausalLM.from_pretrained(base)
+    with Watch():  # what another λ costs without edits: loading the model again
+        model = AutoModelForCausalLM.from_pretrained(base)
+        sum(parameter.view(-1)[0].item() for parameter in model.parameters())
+    edit = vector.edit(model, -0.2, original=base)
+    with Watch():
+        edit.set_scale(-0.4)
+    with Watch():
+        edit.set_scale(-1.0)
+
+
+def job_peft_merge(base: str, adapter: str, out: str) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    with Watch():
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.neg_()
+        model.merge_and_unload().save_pretrained(out)
+
+
+def job_peft_svd(base: str, one: str, other: str, layers: str) -> None:
+    """PEFT's recompression of a few layers: a smaller model, so that nothing else is in the time."""
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(base)
+    config.num_hidden_layers = int(layers)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(config), one, adapter_name="one")
+    model.load_adapter(other, "other")
+    with Watch():
+        model.add_weighted_adapter(["one", "other"], [1.0, 1.0], "sum", combination_type="svd", svd_rank=RANK)
+
+
+def warm_up(base: str) -> None:
+    """Imports and the first meta model cost the same whatever is done afterwards."""
+    from hf_taskvec.checkpoint import open_checkpoint
+
+    open_checkpoint(base)
+
+
+# Running them.
+
+
+def run(job: str, *arguments: object) -> list[dict[str, float]]:
+    command = [sys.executable, __file__, "--job", job, *map(str, arguments)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def command(arguments: list[object], **options: object) -> float:
+    start = time.perf_counter()
+    subprocess.run(list(map(str, arguments)), check=True, capture_output=True, **options)
+    return time.perf_counter() - start
+
+
+def mergekit(python: str, folder: Path, model: str, scale: float) -> float:
+    config = folder / "merge.yml"
+    config.write_text(
+        f"merge_method: task_arithmetic\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n"
+        f"  - model: {model}\n    parameters:\n      weight: {scale}\nparameters:\n  normalize: false\n"
+    )
+    program = Path(python).parent / "mergekit-yaml"
+    flags = ["--lora-merge-cache", folder / "cache", "--allow-crimes", "--no-copy-tokenizer"]
+    return command([program, config, folder / "merged", *flags])
+
+
+def misrounded(folder: Path, out: Path, scale: float) -> tuple[int, int]:
+    """How many elements differ from fp64 rounded once, and how many there are."""
+    import torch
+    from safetensors import safe_open
+
+    def open_all(where: Path) -> dict:
+        files = [safe_open(path, "pt") for path in sorted(where.glob("*.safetensors"))]
+        return {name: file for file in files for name in file.keys()}  # noqa: SIM118
+
+    base, tuned, result = open_all(folder / "base"), open_all(folder / "tuned"), open_all(out)
+    wrong = total = 0
+    for name in base:
+        rows = zip(*(f[name].get_tensor(name).flatten().split(1 << 22) for f in (base, tuned, result)), strict=True)
+        for b, t, r in rows:
+            exact = b.double() + scale * (t.double() - b.double())
+            bits = exact.view(torch.int64)
+            nearest = ((bits + ((1 << 44) - 1) + ((bits >> 45) & 1)) >> 45 << 45).view(torch.float64).bfloat16()
+            wrong += int((nearest.view(torch.int16) != r.view(torch.int16)).sum())
+            total += b.numel()
+    return wrong, total
+
+
+def clear(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = Path("/dev/shm")
+    parser.add_argument("--layers", type=int, default=24, help="layers of the model (24 as Phi-1.5 has)")
+    parser.add_argument(
+        "--folder", type=Path, default=shared if shared.exists() else Path.cwd(), help="where the files go"
+    )
+    parser.add_argument("--mergekit", help="the python of a virtual environment that has mergekit")
+    parser.add_argument("--job", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        globals()[f"job_{options.job[0]}"](*options.job[1:])
+        return
+    folder = options.folder / "hf_taskvec_benchmark"
+    clear(folder)
+    try:
+        report(folder, options.layers, options.mergekit)
+    finally:
+        clear(folder)
+
+
+def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    make_inputs(folder, layers)
+    base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
+    size = (base / "model.safetensors").stat().st_size / 1e9
+    print(f"\nA model of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB; files in memory.\n")
+    print("| what | ours | the other side | ratio | ours: peak anonymous memory |\n|---|---|---|---|---|")
+
+    dense = run("dense", base, tuned, out, -1.0)[0]
+    wrong, total = misrounded(folder, out, -1.0)
+    copy = command(
+        ["sh", "-c", f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"]
+    )
+    clear(out, folder / "copy")
+    row("dense `base − τ`, against reading both inputs and writing one (`cat`, `cp`)", dense, copy, slower=True)
+    notes = [f"Elements that differ from fp64 rounded once, of {total:,}: ours {wrong:,} at λ = −1"]
+    other = run("dense", base, tuned, out, -0.6)[0]
+    notes[0] += f", {misrounded(folder, out, -0.6)[0]:,} at λ = −0.6 ({other['seconds']:.1f} s)"
+    clear(out)
+    if mergekit_python:
+        imports = command([mergekit_python, "-c", "import mergekit.merge"])
+        seconds = mergekit(mergekit_python, folder, str(tuned), -1.0)
+        row("dense `base − τ`, against mergekit `task_arithmetic`", dense, seconds - imports)
+        notes[0] += f"; mergekit {misrounded(folder, merged, -1.0)[0]:,} at λ = −1"
+        clear(merged)
+        mergekit(mergekit_python, folder, str(tuned), -0.6)
+        notes[0] += f", {misrounded(folder, merged, -0.6)[0]:,} at λ = −0.6"
+        notes.append(f"mergekit's times are its command's less {imports:.1f} s of imports.")
+        clear(merged)
+
+    adapter = run("adapter", base, folder / "adapter1", out)[0]
+    clear(out)
+    row(
+        "rank-32 adapter, negated, into a checkpoint, against PEFT",
+        adapter,
+        run("peft_merge", base, folder / "adapter1", out)[0],
+    )
+    clear(out)
+    if mergekit_python:
+        seconds = mergekit(mergekit_python, folder, f"{base}+{folder / 'adapter1'}", -1.0)
+        row("the same, against mergekit `base+adapter`", adapter, seconds - imports)
+        clear(merged, folder / "cache")
+
+    compressed = run("compress", folder / "adapter1", folder / "adapter2", out)[0]
+    clear(out)
+    few = 1
+    svd = run("peft_svd", base, folder / "adapter1", folder / "adapter2", few)[0]
+    row(
+        f"two rank-32 adapters added, to rank 32, against PEFT `svd` ({few} layer, × {layers})",
+        compressed,
+        svd["seconds"] * layers / few,
+    )
+
+    reload, scaled, whole = run("live", base, tuned)
+    row("next λ (−0.4) on a live edit, against loading the model again", scaled, reload)
+    row("next λ (−1) on a live edit, against loading the model again", whole, reload)
+    clear(base, tuned)
+    print("\n" + "\n".join(notes))
+    many(folder, max(1, layers // 6))
+
+
+def many(folder: Path, layers: int) -> None:
+    """One pass over 1, 2, 4 and 8 fine-tunes of a smaller model."""
+    from hf_taskvec.names import layout_of_config
+
+    config = {**CONFIG, "num_hidden_layers": layers}
+    shapes = layout_of_config(config).shapes
+    base, out = folder / "base", folder / "out"
+    make_model(base, config, shapes, seed=0)
+    tuned = [folder / f"tuned{number}" for number in range(8)]
+    for number, each in enumerate(tuned):
+        make_model(each, config, shapes, seed=100 + number, base=base)
+    size = (base / "model.safetensors").stat().st_size / 1e9
+    print(
+        f"\n| vectors ({layers} layers, {size:.2f} GB each) | time | bytes read | peak anonymous memory |\n|---|---|---|---|"
+    )
+    for count in (1, 2, 4, 8):
+        found = run("many", base, count, out, *tuned)[0]
+        clear(out)
+        print(
+            f"| {count} | {found['seconds']:.2f} s | {size * (count + 1):.1f} GB | {found['memory']:.0f} MB |",
+            flush=True,
+        )
+
+
+def row(what: str, ours: dict[str, float], other: dict[str, float] | float, slower: bool = False) -> None:
+    seconds = other["seconds"] if isinstance(other, dict) else other
+    ratio = f"{ours['seconds'] / seconds:.2f}× the time" if slower else f"{seconds / ours['seconds']:.1f}× faster"
+    print(f"| {what} | {ours['seconds']:.2f} s | {seconds:.1f} s | {ratio} | {ours['memory']:.0f} MB |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
