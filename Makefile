@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread for each of the test workers: two torch processes with two threads each crawl on two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow quality clean
+.PHONY: demo test test-slow quality bench clean
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/demo.py
@@ -20,10 +20,19 @@ quality: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
+bench: .venv/ready .venv-mergekit/ready
+	$(BIN)/python tests/benchmarks/bench_apply.py --mergekit .venv-mergekit/bin/python
+
+.venv-mergekit/ready: constraints.txt
+	$(PYTHON) -m venv .venv-mergekit
+	.venv-mergekit/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 mergekit==0.1.5
+	touch $@
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plots,test,quality]"
 	touch $@
 
 clean:
-	rm -rf .venv outputs
+	rm -rf .venv .venv-mergekit outputs
