@@ -369,13 +369,14 @@ def _decode(document: dict[str, Any], folder: Path, token: str | bool | None, ve
 
 def _open_own(document: dict[str, Any], folder: Path) -> dict[str, StoredTensor]:
     files: dict[str, TensorFile] = {}
+    present = {path.name for path in folder.iterdir()}
     opened = {}
     for key, entry in document["tensors"].items():
         file = entry["file"]
         if not isinstance(file, str) or Path(file).name != file:
             raise CorruptFileError(f"{JSON_NAME} names a file outside its folder: {file!r}. Do not trust this vector.")
         if file not in files:
-            if not (folder / file).is_file():
+            if file not in present:
                 raise MissingFileError(f"{file} is missing in {folder.name}. Download or save the vector again.")
             files[file] = TensorFile(folder / file)
         if key not in files[file].names:

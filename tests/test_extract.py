@@ -216,7 +216,7 @@ def test_the_layout_of_gpt2_on_the_hub(models: TinyModels, tmp_path: Path) -> No
         TaskVector.from_finetuned(AutoModelForCausalLM.from_pretrained(pair.base), raw.tuned),
     ):
         assert set(vector) == set(pair.vector())
-        assert not any(name.endswith("attn.bias") for name in vector)
+        assert not any(name.endswith(".attn.bias") for name in vector)
         assert_gives_tuned(vector, pair)
 
 
@@ -272,7 +272,7 @@ def test_resized_vocabularies(choice: str, rows: int, live: bool, tied: bool, tm
     base = make("llama", tie_word_embeddings=tied)
     tuned = resized(tuned_copy(base), rows)
     pair = save_pair(tmp_path, base, tuned)
-    with pytest.raises(TaskVectorError, match=rf"embed_tokens\.weight: the vocabulary sizes differ, 20 .* {rows}.*Pass"):
+    with pytest.raises(TaskVectorError, match=rf"weight: the vocabulary sizes differ, 20 .* {rows}.*Pass"):
         pair.vector()
     vector = TaskVector.from_finetuned(base, tuned, vocabulary=choice) if live else pair.vector(vocabulary=choice)
     vector.save(tmp_path / "v")
@@ -339,13 +339,17 @@ def test_a_missing_parameter(broken: Any) -> None:
 
 def test_an_unknown_parameter(broken: Any) -> None:
     pair = broken(lambda state: state.update({"model.layers.1.mlp.gate.bias": torch.ones(3)}))
-    with pytest.raises(TaskVectorError, match=r"broken: model\.layers\.1\.mlp\.gate\.bias is not among .*PhiForCausalLM"):
+    with pytest.raises(
+        TaskVectorError, match=r"broken: model\.layers\.1\.mlp\.gate\.bias is not among .*PhiForCausalLM"
+    ):
         pair.vector()
 
 
 def test_another_shape(broken: Any) -> None:
     pair = broken(lambda state: state.update({BIAS: torch.ones(31)}))
-    with pytest.raises(TaskVectorError, match=rf"{BIAS}: the base has shape \[32\], the fine-tune \[31\].*give the base"):
+    with pytest.raises(
+        TaskVectorError, match=rf"{BIAS}: the base has shape \[32\], the fine-tune \[31\].*give the base"
+    ):
         pair.vector(vocabulary="truncate")
 
 
@@ -403,14 +407,13 @@ def test_an_identical_fine_tune(models: TinyModels, tmp_path: Path, dtype: torch
         TaskVector.from_finetuned(pair.base, copy if live else tmp_path / "copy")
 
 
-def test_one_changed_element_is_not_identical(broken: Any) -> None:
-    def one(state: dict[str, torch.Tensor]) -> None:
-        state.update(load_file(pair_base / WEIGHTS))
-        state[BIAS][17] += 1.0
-
-    pair_base = broken.__closure__ and next(c.cell_contents for c in broken.__closure__ if isinstance(c.cell_contents, Pair)).base
-    vector = broken(one).vector()
-    assert vector.norm() == pytest.approx(1.0, rel=1e-6)
+def test_one_changed_element_is_not_identical(models: TinyModels, tmp_path: Path) -> None:
+    base = models.pair("phi").base
+    folder = shutil.copytree(base, tmp_path / "almost")
+    state = load_file(folder / WEIGHTS)
+    state[BIAS][17] += 1.0
+    save_file(state, folder / WEIGHTS)
+    assert TaskVector.from_finetuned(base, folder).norm() == pytest.approx(1.0, rel=1e-6)
 
 
 def test_truncated_and_corrupt_files(models: TinyModels, tmp_path: Path) -> None:
@@ -451,7 +454,7 @@ def test_an_index_that_disagrees_with_its_shards(models: TinyModels, tmp_path: P
     other = next(file for file in weights.values() if file != weights[BIAS])
     edits: list[tuple[dict[str, Any], str]] = [
         ({**weights, BIAS: "missing.safetensors"}, r"names missing\.safetensors, which is missing.*Download"),
-        ({**weights, BIAS: "x" * 300}, r"names x+.*is missing"),
+        ({**weights, BIAS: "a" * 300}, r"names a+, which is missing"),
         ({**weights, BIAS: other}, rf"disagree: {BIAS} is (only|not) in"),
         ({**weights, "more.weight": other}, rf"disagree: more\.weight is not in {other}"),
         ({n: f for n, f in weights.items() if n != BIAS}, rf"disagree: {BIAS} is only in"),
@@ -621,7 +624,7 @@ def mutate_structure(models: TinyModels, tmp_path: Path, count: int) -> None:
     right = {name: source.read() for name, source in tensors(pair.tuned).items()}
     corruptor, refused = Corruptor(seed=0), 0
     for number in range(count):
-        target, only = [(shard, header), (index, None), (index.parent / "config.json", None)][number % 3]
+        target, only = [(shard, header), (index, None)][number % 2]
         with corruptor.corrupted(target, only):
             try:
                 found = {name: source.read() for name, source in open_checkpoint(index.parent).tensors.items()}
