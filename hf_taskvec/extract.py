@@ -88,7 +88,8 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
 def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
     """Refuse a fine-tune that is its base.
 
-    Fingerprints sample, and tell nothing across dtypes: where they leave it open, weights are compared until one differs.
+    Fingerprints sample, and tell nothing across dtypes. Where they leave it open, weights are compared until one
+    differs.
     """
     pairs = [(source, tuned.tensors[name]) for name, source in base.tensors.items()]
     if base.fingerprint != tuned.fingerprint and all(a.dtype == b.dtype for a, b in pairs):

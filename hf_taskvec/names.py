@@ -65,8 +65,8 @@ class Layout:
             found = next((c for c in candidates if c in self.shapes or c in self.tied), None)
             if found in placed:
                 raise MismatchError(
-                    f"{where}: {placed[found]} and {name} both are {found} of {self.architecture}. Save the model again "
-                    "with save_pretrained()."
+                    f"{where}: {placed[found]} and {name} both are {found} of {self.architecture}. Save the model "
+                    "again with save_pretrained()."
                 )
             if found is not None:
                 placed[found] = name

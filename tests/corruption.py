@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,4 +82,4 @@ def replace(path: Path, content: bytes) -> None:
     """Write a new file in the place of the old one, which may still be mapped."""
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
-    os.replace(part, path)
+    part.replace(path)

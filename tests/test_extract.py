@@ -403,7 +403,7 @@ def test_an_identical_fine_tune(models: TinyModels, tmp_path: Path, dtype: torch
     pair = models.pair("phi")
     copy = AutoModelForCausalLM.from_pretrained(pair.base, dtype=dtype)
     copy.save_pretrained(tmp_path / "copy")
-    with pytest.raises(TaskVectorError, match="identical to its base.*Was the right checkpoint given"):
+    with pytest.raises(TaskVectorError, match=r"identical to its base.*Was the right checkpoint given"):
         TaskVector.from_finetuned(pair.base, copy if live else tmp_path / "copy")
 
 
