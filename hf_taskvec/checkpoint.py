@@ -179,7 +179,7 @@ def open_files(folder: Path, names: tuple[str, ...], home: Home | None = None) -
 
 def _open_shards(index: Path, home: Home | None) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+    if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
     tensors = {}
     present = {path.name for path in index.parent.iterdir()}

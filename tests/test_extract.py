@@ -463,7 +463,15 @@ def test_an_index_that_disagrees_with_its_shards(models: TinyModels, tmp_path: P
         index.write_text(json.dumps({**content, "weight_map": weight_map}))
         with pytest.raises(TaskVectorError, match=message):
             TaskVector.from_finetuned(models.pair("phi").base, index.parent)
-    for text in ("{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000):
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": []}',
+        '{"weight_map": {"a": 1}}',
+        "[" * 100_000,
+    ):
         index.write_text(text)
         with pytest.raises(TaskVectorError, match=r"index\.json"):
             TaskVector.from_finetuned(models.pair("phi").base, index.parent)
@@ -627,7 +635,8 @@ def mutate_structure(models: TinyModels, tmp_path: Path, count: int) -> None:
         target, only = [(shard, header), (index, None)][number % 2]
         with corruptor.corrupted(target, only):
             try:
-                found = {name: source.read() for name, source in open_checkpoint(index.parent).tensors.items()}
+                vector = TaskVector.from_finetuned(pair.base, index.parent)
+                found = {name: terms[0].delta.sources[1].read() for name, terms in vector.items()}
             except TaskVectorError:
                 refused += 1
                 continue
