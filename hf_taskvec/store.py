@@ -331,18 +331,18 @@ def load(
         raise MissingFileError(f"{name} has no {JSON_NAME}: it is not a saved task vector.")
     document = read_json(path / JSON_NAME)
     found = document.get("format")
-    if found != FORMAT:
+    if found is True or found != FORMAT:  # True == 1
         raise CorruptFileError(
             f"{name} has task vector format {found!r}; this hf_taskvec reads format {FORMAT}. Upgrade hf_taskvec."
         )
-    if verify and document.get("checksum") != _checksum(document):
-        raise CorruptFileError(
-            f"{JSON_NAME} of {name} does not match its checksum: it was damaged or edited. Download or save the vector "
-            "again, or pass verify=False if you edited it on purpose."
-        )
     try:
+        if verify and document.get("checksum") != _checksum(document):
+            raise CorruptFileError(
+                f"{JSON_NAME} of {name} does not match its checksum: it was damaged or edited. Download or save the "
+                "vector again, or pass verify=False if you edited it on purpose."
+            )
         return _decode(document, path, token, verify)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, CorruptFileError | ChangedSourceError | MissingFileError | BadValueError):
             raise
         raise CorruptFileError(f"{JSON_NAME} of {name} is not a valid task vector ({error}).") from None
@@ -419,7 +419,8 @@ def _delta(entry: dict[str, Any], sources: Mapping[str, Source]) -> Delta:
             return Rows(index, _delta(entry["change"], sources), int(entry["of"]))
         case "dora":
             low_rank = _delta(entry["low_rank"], sources)
-            assert isinstance(low_rank, LowRank)
+            if not isinstance(low_rank, LowRank):
+                raise CorruptFileError(f"{JSON_NAME} has a DoRA change without low-rank factors.")
             base, magnitude = _source(entry["base"], sources), _source(entry["magnitude"], sources)
             return DoRA(base, low_rank, magnitude, int(entry["axis"]))
     raise CorruptFileError(f"{JSON_NAME} has a change of unknown kind {entry['kind']!r}. Upgrade hf_taskvec.")

@@ -321,7 +321,7 @@ def test_hub_ids(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
     (origin,) = vector.provenance.origins
     assert (origin.tuned.name, origin.tuned.revision) == ("me/adapter", first)
     assert (origin.base.name, origin.base.revision) == ("me/base", commit)
-    with pytest.raises(TaskVectorError, match="me/adapter has no adapter_config.json"):
+    with pytest.raises(TaskVectorError, match=r"me/adapter has no adapter_config\.json"):
         TaskVector.from_adapter("me/adapter")
 
 
@@ -378,7 +378,7 @@ def test_live_adapters_are_chosen_by_name_and_copied(models: TinyModels, tmp_pat
         for parameter in model.parameters():
             parameter.add_(1.0)
     assert error(vector, truth) < 2e-7
-    with pytest.raises(TaskVectorError, match="no adapter 'frist'.*first, second.*Did you mean 'first'"):
+    with pytest.raises(TaskVectorError, match=r"no adapter 'frist'.*first, second.*Did you mean 'first'"):
         TaskVector.from_adapter(model, adapter_name="frist")
 
 
@@ -629,7 +629,7 @@ def test_token_indices_outside_the_vocabulary(models: TinyModels, tmp_path: Path
 def test_what_is_no_adapter(models: TinyModels, tmp_path: Path) -> None:
     with pytest.raises(TaskVectorError, match="expected a folder, a Hub id or a PeftModel, not int"):
         TaskVector.from_adapter(3)  # type: ignore[arg-type]
-    with pytest.raises(TaskVectorError, match="has no adapter_config.json.*from_finetuned"):
+    with pytest.raises(TaskVectorError, match=r"has no adapter_config\.json.*from_finetuned"):
         TaskVector.from_adapter(models.pair("phi").base)
     model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
     with pytest.raises(TaskVectorError, match="not PhiForCausalLM"):
