@@ -519,9 +519,8 @@ def test_edited_json_without_checks_never_crashes(tmp_path: Path) -> None:
     small(tmp_path / "v")
     corruptor = Corruptor(seed=3)
     for _ in range(500):
-        with corruptor.corrupted(tmp_path / "v" / JSON):
-            with suppress(TaskVectorError):
-                values(TaskVector.load(tmp_path / "v", verify=False))
+        with corruptor.corrupted(tmp_path / "v" / JSON), suppress(TaskVectorError):
+            values(TaskVector.load(tmp_path / "v", verify=False))
 
 
 @pytest.fixture
