@@ -612,7 +612,7 @@ def test_an_untied_head_that_the_config_ties(models: TinyModels, tmp_path: Path)
 
 
 def test_mutated_structure_of_a_checkpoint(models: TinyModels, tmp_path: Path) -> None:
-    mutate_structure(models, tmp_path, 150)
+    mutate_structure(models, tmp_path, 600)
 
 
 @pytest.mark.slow
@@ -661,3 +661,52 @@ def test_a_checkpoint_in_memory_is_found_by_canonical_names() -> None:
     checkpoint = live_checkpoint(model)
     assert "embed_out.weight" in checkpoint.tensors and "lm_head.weight" not in checkpoint.tensors
     assert isinstance(checkpoint.tensors["embed_out.weight"], InMemory)
+
+
+# Live models that are not simply in memory.
+
+
+def test_offloaded_weights(models: TinyModels, tmp_path: Path) -> None:
+    from accelerate import disk_offload
+
+    pair = models.pair("llama")
+    base, tuned = (AutoModelForCausalLM.from_pretrained(folder) for folder in (pair.base, pair.tuned))
+    disk_offload(tuned, tmp_path / "offloaded", execution_device="cpu")
+    assert any(parameter.is_meta for parameter in tuned.parameters())
+    assert_gives_tuned(TaskVector.from_finetuned(base, tuned), pair)
+
+
+def test_weights_sharded_over_processes_are_refused(models: TinyModels) -> None:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    pair = models.pair("llama")
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
+        fully_shard(tuned, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(TaskVectorError, match=r"weight is sharded over processes\. Gather the weights first"):
+            TaskVector.from_finetuned(pair.base, tuned)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_quantised_live_weights(models: TinyModels) -> None:
+    pair = models.pair("llama")
+    tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
+    layer = tuned.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight.data.to(torch.int8), requires_grad=False)
+    message = r"live LlamaForCausalLM: model\.layers\.0\.mlp\.up_proj\.weight is stored as torch\.int8.*quantised"
+    with pytest.raises(TaskVectorError, match=message):
+        TaskVector.from_finetuned(pair.base, tuned)
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    """Without a config names are taken as they are."""
+    torch.manual_seed(0)
+    base = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    tuned = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    vector = TaskVector.from_finetuned(base, tuned)
+    assert set(vector) == {"0.weight", "0.bias"}  # the norms are equal
+    assert torch.equal(added(vector, "0.weight", base[0].weight.detach()), tuned[0].weight)

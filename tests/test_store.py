@@ -478,7 +478,7 @@ def small(folder: Path) -> TaskVector:
 
 
 def test_damage_is_always_noticed(tmp_path: Path) -> None:
-    corrupt_saved(tmp_path / "v", 1500)
+    corrupt_saved(tmp_path / "v", 4000)
 
 
 @pytest.mark.slow
