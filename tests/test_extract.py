@@ -297,12 +297,14 @@ def test_training_a_live_model_afterwards_changes_nothing(models: TinyModels) ->
     pair = models.pair("llama")
     base, tuned = (AutoModelForCausalLM.from_pretrained(f) for f in (pair.base, pair.tuned))
     both, mixed = TaskVector.from_finetuned(base, tuned), TaskVector.from_finetuned(pair.base, tuned)
-    extended = TaskVector.from_finetuned(base, resized(tuned_copy(tuned), 22), vocabulary="extend")
+    larger = resized(tuned_copy(tuned), 22)
+    extended = TaskVector.from_finetuned(base, larger, vocabulary="extend")
     before = extended.dense("model.embed_tokens.weight")
     optimizer = torch.optim.SGD(tuned.parameters(), lr=10.0)
     tuned(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
     optimizer.step()
-    shake(base, 1.0)
+    for model in (base, larger):
+        shake(model, 1.0)
     for vector in (both, mixed):
         assert_gives_tuned(vector, pair)
     assert torch.equal(before, extended.dense("model.embed_tokens.weight"))
