@@ -237,7 +237,9 @@ def test_a_base_that_changed_since_is_noticed(models: TinyModels, tmp_path: Path
     (folder / "base" / "model.safetensors").unlink()
     save_file({"w": large}, folder / "base" / "model.safetensors")
     with pytest.raises(TaskVectorError, match=r"w in model\.safetensors is not what it was.*changed since.*revision"):
-        TaskVector.load(tmp_path / "v").dense("w")
+        loaded = TaskVector.load(tmp_path / "v")
+        assert where == 2000  # else the samples told it at once
+        loaded.dense("w")
     TaskVector.load(tmp_path / "v", verify=False).dense("w")
     save_file({"w": large[:10].clone()}, folder / "base" / "model.safetensors")
     with pytest.raises(TaskVectorError, match="not what it was"):
@@ -399,7 +401,8 @@ def test_paths_that_leave_the_folder(saved: Path, file: object) -> None:
     def escape(document: dict[str, Any]) -> None:
         next(iter(document["tensors"].values()))["file"] = file
 
-    with pytest.raises(TaskVectorError, match=r"outside its folder|is missing in v"):
+    escapes = not isinstance(file, str) or file.startswith(("/", "../"))
+    with pytest.raises(TaskVectorError, match="outside its folder.*Do not trust" if escapes else ""):
         TaskVector.load(edited(saved, escape))
 
 
