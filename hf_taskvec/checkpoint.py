@@ -162,8 +162,13 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
         raise CorruptFileError(
             f"{path.name} is damaged or not a torch file ({type(error).__name__}). Download or save it again."
         ) from None
-    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in loaded.items()
+    ):
         raise CorruptFileError(f"{path.name} is not a state dict: it must map names to tensors and hold nothing else.")
+    for name, tensor in loaded.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise UnsupportedError(f"{path.name}: {name} is not a plain dense tensor. Save it as one.")
     return dict(loaded)
 
 
@@ -193,18 +198,18 @@ def open_files(folder: Path, names: tuple[str, ...], home: Home | None = None) -
 
 def _open_shards(index: Path, home: Home | None) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+    if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
     tensors = {}
+    present = {path.name for path in index.parent.iterdir()}
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard or shard in (".", ".."):
+        if Path(shard).name != shard or shard in ("", ".", ".."):
             raise CorruptFileError(
                 f"{index.name} names a shard outside its folder: {shard!r}. Do not trust this model."
             )
-        path = index.parent / shard
-        if not path.exists():
+        if shard not in present:
             raise MissingFileError(f"{index.name} names {shard}, which is missing. Download the model again.")
-        file = TensorFile(path, home)
+        file = TensorFile(index.parent / shard, home)
         listed = {name for name, where in weight_map.items() if where == shard}
         for name in sorted(listed ^ set(file.names)):
             place = f"only in {shard}" if name not in listed else f"not in {shard}"
@@ -264,6 +269,10 @@ def open_checkpoint(
         raise MismatchError(f"{name} is a PEFT adapter, not a full model: use TaskVector.from_adapter().")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     stored = open_files(folder, WEIGHTS, Home(name, commit) if commit else None)
+    if config.get("quantization_config"):  # its scales and the like have names that no architecture knows
+        for raw, source in stored.items():
+            if source.dtype not in FLOATS:
+                raise _quantised(name, raw, source)
     layout = layout_of_config(config)
     placed = layout.place(stored, name)
     tensors = canonical_tensors(placed, stored, layout, name)
@@ -287,10 +296,7 @@ def canonical_tensors(
     for canonical, raw in placed.items():
         source = stored[raw]
         if source.dtype not in FLOATS:
-            raise UnsupportedError(
-                f"{where}: {raw} is stored as {source.dtype}. Integer and quantised weights cannot be subtracted; "
-                "use the model in bf16, fp16 or fp32."
-            )
+            raise _quantised(where, raw, source)
         tensors[canonical] = source
     for alias, owner in layout.tied.items():
         copy = tensors.pop(alias, None)
@@ -304,6 +310,13 @@ def canonical_tensors(
                 "set tie_word_embeddings=False in its config."
             )
     return tensors
+
+
+def _quantised(where: str, name: str, source: Source) -> UnsupportedError:
+    return UnsupportedError(
+        f"{where}: {name} is stored as {source.dtype}. Integer and quantised weights cannot be subtracted; "
+        "use the model in bf16, fp16 or fp32."
+    )
 
 
 def _hub_digests(folder: Path, stored: Mapping[str, StoredTensor]) -> tuple[tuple[str, str], ...]:

@@ -2,10 +2,11 @@
 
 Factors are recompressed by QR of the concatenated factors and the SVD of a small core, never by way of the dense
 matrix. A dense matrix is approximated from products with its tiles: by a randomised range finder with power
-iterations (Halko, Martinsson and Tropp 2011), or exactly, by the eigenvectors of its small Gram matrix.
+iterations (Halko, Martinsson and Tropp 2011), or exactly, by its triangular factor.
 """
 
 import math
+import numbers
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +34,8 @@ class Target:
         given = [value for value in (self.rank, self.energy, self.tolerance) if value is not None]
         if len(given) != 1:
             raise BadValueError("compress() takes exactly one of rank=, energy= and tolerance=.")
-        if self.rank is not None and self.rank < 1:
-            raise BadValueError(f"rank={self.rank}: the rank must be at least 1.")
+        if self.rank is not None and (not isinstance(self.rank, numbers.Integral) or self.rank < 1):
+            raise BadValueError(f"rank={self.rank}: the rank must be a whole number, at least 1.")
         if self.energy is not None and not 0.0 < self.energy <= 1.0:
             raise BadValueError(f"energy={self.energy}: the share of energy to keep must be in (0, 1].")
         if self.tolerance is not None and not 0.0 <= self.tolerance < 1.0:
@@ -119,12 +120,12 @@ def _svd_of_dense(
     if not math.isfinite(total):
         raise not_finite(name)
     if exact or (exact is None and min(rows, columns) <= _EXACT_SIDE):
-        return *_svd_by_gram(matrix), total
+        return *_svd_by_qr(matrix), total
     size = target.rank or 32
     while True:
         sketch = size + max(_OVERSAMPLING, size // 2)
         if 2 * sketch >= min(rows, columns):
-            return *_svd_by_gram(matrix), total
+            return *_svd_by_qr(matrix), total
         left, values, right = _svd_by_sketch(matrix, sketch)
         if target.rank is not None or target.choose(values[:size], total) is not None:
             return left[:, :size], values[:size], right[:size], total
@@ -144,23 +145,27 @@ def _left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _svd_by_gram(matrix: Sum) -> _SVD:
-    """All singular triples. The small ones carry the Gram matrix's error: 1e-8 of the largest, at most."""
+def _svd_by_qr(matrix: Sum) -> _SVD:
+    """All singular triples. A triangular factor, gathered tile by tile, keeps even the smallest accurate, which a
+    Gram matrix would not: it squares the values."""
     rows, columns = matrix.shape
-    gram = torch.zeros(min(rows, columns), min(rows, columns), dtype=torch.float64)
+    tiny = torch.finfo(torch.float64).tiny
     if columns <= rows:
+        factor, waiting = torch.zeros(0, columns, dtype=torch.float64), []
         for start, stop in matrix.tiles():
-            tile = matrix.rows(start, stop)
-            gram.addmm_(tile.T, tile)
-        basis = torch.linalg.eigh(gram).eigenvectors.flip(1)
+            waiting.append(matrix.rows(start, stop))
+            if len(waiting) * (stop - start) >= columns or stop == rows:
+                factor = torch.linalg.qr(torch.cat([factor, *waiting]), mode="r").R
+                waiting = []
+        basis = torch.linalg.svd(factor).Vh.T
         image = _right_product(matrix, basis)  # orthogonal columns, whose norms are the values
         values = torch.linalg.vector_norm(image, dim=0)
-        return image / values.clamp_min(torch.finfo(torch.float64).tiny), values, basis.T
+        return image / values.clamp_min(tiny), values, basis.T
     dense = torch.cat([matrix.rows(start, stop) for start, stop in matrix.tiles()])
-    basis = torch.linalg.eigh(dense @ dense.T).eigenvectors.flip(1)
+    basis = torch.linalg.svd(torch.linalg.qr(dense.T, mode="r").R).Vh.T
     image = basis.T @ dense
     values = torch.linalg.vector_norm(image, dim=1)
-    return basis, values, image / values.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+    return basis, values, image / values.clamp_min(tiny)[:, None]
 
 
 def _svd_by_sketch(matrix: Sum, size: int) -> _SVD:

@@ -27,7 +27,7 @@ from hf_taskvec.extract import open_model
 from hf_taskvec.live import live_checkpoint
 from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance, label_for
-from hf_taskvec.tensors import InMemory, Source, Transposed
+from hf_taskvec.tensors import InMemory, Source, Transposed, fingerprint
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
@@ -55,6 +55,15 @@ _UNDERSTOOD = {
     *("layers_to_transform", "lora_alpha", "lora_bias", "lora_dropout", "megatron_core", "modules_to_save"),
     *("peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config"),
     *("target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora"),
+}
+# What is read here, and must be of these types.
+_TYPES: Mapping[str, Any] = {
+    "alpha_pattern": dict | None,
+    "base_model_name_or_path": str | None,
+    "bias": str,
+    "lora_alpha": int | float,
+    "revision": str | None,
+    "trainable_token_indices": list | dict | None,
 }
 # These start training from a changed base, so the stored factors are not the change from the base on disk.
 _CHANGED_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
@@ -108,13 +117,14 @@ def from_adapter(
     """See `TaskVector.from_adapter`."""
     if isinstance(adapter, str | Path):
         found = _stored_adapter(adapter, revision, token)
+        _check_config(found)
         origin_base = _base_of(found, base, base_revision, token)
     elif is_peft_model(adapter):
         found = _live_adapter(adapter, adapter_name)
+        _check_config(found)
         origin_base = _live_base(adapter, found) if base is None else _base_of(found, base, base_revision, token)
     else:
         raise BadValueError(f"expected a folder, a Hub id or a PeftModel, not {type(adapter).__name__}.")
-    _check_config(found)
     terms = _terms(found, origin_base)
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
@@ -122,7 +132,7 @@ def from_adapter(
     record = used.record() if used else _named_base(found, layout)
     rank = sorted({t.delta.rank for each in terms.values() for t in each if isinstance(t.delta, LowRank)})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
-    tuned = ModelRecord(found.name, found.revision)
+    tuned = ModelRecord(found.name, found.revision, fingerprint=fingerprint(found.tensors))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))
 
 
@@ -224,17 +234,22 @@ def _check_config(adapter: _Adapter) -> None:
             f"{adapter.name} is a {config.get('peft_type')} adapter. Only LoRA adapters are weight changes that can be "
             "negated and added; merge it into its base and use from_finetuned()."
         )
+    for key, kind in _TYPES.items():
+        if key in config and not isinstance(config[key], kind):
+            raise _senseless(adapter, key, config[key])
     from peft import LoraConfig
 
-    for each in dataclasses.fields(LoraConfig):
-        if each.name in _UNDERSTOOD or each.name not in config:
-            continue
-        default = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
-        if config[each.name] and config[each.name] != default:
+    defaults = vars(LoraConfig())
+    for key, value in config.items():
+        if key not in _UNDERSTOOD and value and value != defaults.get(key):
             raise UnsupportedError(
-                f"{adapter.name} uses LoRA with {each.name}={config[each.name]!r}, which is not a fixed change of "
-                "stored weights that can be represented here. Merge it into its base and use from_finetuned()."
+                f"{adapter.name} uses LoRA with {key}={value!r}, which is not a fixed change of stored weights that "
+                "can be represented here. Merge it into its base and use from_finetuned()."
             )
+    patterns = {f"alpha_pattern of {key}": alpha for key, alpha in (config.get("alpha_pattern") or {}).items()}
+    for key, alpha in patterns.items():
+        if not isinstance(alpha, int | float):
+            raise _senseless(adapter, key, alpha)
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise UnsupportedError(
@@ -242,6 +257,10 @@ def _check_config(adapter: _Adapter) -> None:
             "factors are not a change from the base on disk. Save it with PEFT's "
             "path_initial_model_for_weight_conversion= to make it a plain LoRA."
         )
+
+
+def _senseless(adapter: _Adapter, key: str, value: object) -> CorruptFileError:
+    return CorruptFileError(f"{adapter.name}: {key}={value!r} in adapter_config.json makes no sense. Save it again.")
 
 
 def _terms(adapter: _Adapter, base: _Base) -> dict[str, list[Term]]:
@@ -349,11 +368,11 @@ def _token_indices(adapter: _Adapter, name: str, count: int) -> tuple[int, ...]:
     if isinstance(given, dict):
         module = name.removesuffix(".weight")
         given = next((rows for key, rows in given.items() if module == key or module.endswith("." + key)), None)
-    if given is None or len(given) != count:
+    if not isinstance(given, list) or len(given) != count or not all(isinstance(row, int) for row in given):
         raise CorruptFileError(
             f"{adapter.name}: the config's trainable_token_indices do not fit the {count} rows of {name}."
         )
-    return tuple(int(row) for row in given)
+    return tuple(given)
 
 
 def _canonical(module: str, kind: str, layout: Layout) -> str:

@@ -63,6 +63,11 @@ class Layout:
         for name in names:
             candidates = (name, self.canonical(name), self.prefix + name, name.removeprefix(self.prefix))
             found = next((c for c in candidates if c in self.shapes or c in self.tied), None)
+            if found in placed:
+                raise MismatchError(
+                    f"{where}: {placed[found]} and {name} both are {found} of {self.architecture}. Save the model "
+                    "again with save_pretrained()."
+                )
             if found is not None:
                 placed[found] = name
             elif not _BUFFERS.search("." + name):
@@ -122,25 +127,27 @@ def layout_of_model(model: Any) -> Layout:
 
 @lru_cache(maxsize=32)
 def _layout_of_json(text: str) -> Layout:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.pytorch_utils import Conv1D
     from transformers.utils import logging
 
     data = json.loads(text)
     data.pop("quantization_config", None)
-    try:
-        config = AutoConfig.for_model(**data)
-    except ValueError:  # an architecture that this transformers does not know
+    kind = data["model_type"]
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # an architecture that this transformers does not know
         return Layout()
+    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedError(f"{kind} is not a causal language model that transformers knows.")
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
-        raise UnsupportedError(
-            f"{data['model_type']} is not a causal language model that transformers knows: {error}"
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**data))
+    except Exception as error:  # transformers raises whatever the values lead it to
+        raise MismatchError(
+            f"the config does not describe a {kind} model that can be built ({type(error).__name__}: {error}). Is it "
+            "the model's own config.json?"
         ) from None
     finally:
         logging.set_verbosity(level)

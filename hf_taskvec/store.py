@@ -335,18 +335,18 @@ def load(
         raise MissingFileError(f"{name} has no {JSON_NAME}: it is not a saved task vector.")
     document = read_json(path / JSON_NAME)
     found = document.get("format")
-    if found != FORMAT:
+    if found is True or found != FORMAT:  # True == 1
         raise CorruptFileError(
             f"{name} has task vector format {found!r}; this hf_taskvec reads format {FORMAT}. Upgrade hf_taskvec."
         )
-    if verify and document.get("checksum") != _checksum(document):
-        raise CorruptFileError(
-            f"{JSON_NAME} of {name} does not match its checksum: it was damaged or edited. Download or save the vector "
-            "again, or pass verify=False if you edited it on purpose."
-        )
     try:
+        if verify and document.get("checksum") != _checksum(document):
+            raise CorruptFileError(
+                f"{JSON_NAME} of {name} does not match its checksum: it was damaged or edited. Download or save the "
+                "vector again, or pass verify=False if you edited it on purpose."
+            )
         return _decode(document, path, token, verify)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, CorruptFileError | ChangedSourceError | MissingFileError | BadValueError):
             raise
         raise CorruptFileError(f"{JSON_NAME} of {name} is not a valid task vector ({error}).") from None
@@ -373,13 +373,14 @@ def _decode(document: dict[str, Any], folder: Path, token: str | bool | None, ve
 
 def _open_own(document: dict[str, Any], folder: Path) -> dict[str, StoredTensor]:
     files: dict[str, TensorFile] = {}
+    present = {path.name for path in folder.iterdir()}
     opened = {}
     for key, entry in document["tensors"].items():
         file = entry["file"]
         if not isinstance(file, str) or Path(file).name != file:
             raise CorruptFileError(f"{JSON_NAME} names a file outside its folder: {file!r}. Do not trust this vector.")
         if file not in files:
-            if not (folder / file).is_file():
+            if file not in present:
                 raise MissingFileError(f"{file} is missing in {folder.name}. Download or save the vector again.")
             files[file] = TensorFile(folder / file)
         if key not in files[file].names:
@@ -422,7 +423,8 @@ def _delta(entry: dict[str, Any], sources: Mapping[str, Source]) -> Delta:
             return Rows(index, _delta(entry["change"], sources), int(entry["of"]))
         case "dora":
             low_rank = _delta(entry["low_rank"], sources)
-            assert isinstance(low_rank, LowRank)
+            if not isinstance(low_rank, LowRank):
+                raise CorruptFileError(f"{JSON_NAME} has a DoRA change without low-rank factors.")
             base, magnitude = _source(entry["base"], sources), _source(entry["magnitude"], sources)
             return DoRA(base, low_rank, magnitude, int(entry["axis"]))
     raise CorruptFileError(f"{JSON_NAME} has a change of unknown kind {entry['kind']!r}. Upgrade hf_taskvec.")

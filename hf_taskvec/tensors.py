@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from hf_taskvec.errors import MismatchError, some
+
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
@@ -109,6 +111,10 @@ class Transposed(Source):
 
     source: Source
 
+    def __post_init__(self) -> None:
+        if len(self.source.shape) != 2:
+            raise MismatchError(f"only a matrix has a transpose, not a tensor of shape {list(self.source.shape)}.")
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.source.shape[::-1]
@@ -135,6 +141,11 @@ class RowsOf(Source):
 
     source: Source
     index: range | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rows = self.source.shape[0] if self.source.shape else 0
+        if not all(0 <= row < rows for row in self.index):
+            raise MismatchError(f"rows {some(map(str, self.index))} are not all within the {rows} rows of a tensor.")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -44,13 +44,17 @@ def near_ties(draw: st.DrawFn) -> float:
     digits, least = draw(st.sampled_from([(8, -126), (11, -14)]))
     mantissa = draw(st.integers(0, 2 ** (digits + 1)))
     exponent = draw(st.integers(max(least, -40) - digits, 4))
-    nudge = draw(st.sampled_from([0.0, 2.0**-30, -(2.0**-30), 2.0**-45, -(2.0**-45)]))
+    nudge = draw(st.sampled_from([0.0, 2.0**-45, 2.0**-30, 0.75 * 2.0**-24, 0.75 * 2.0**-23]))
+    nudge *= draw(st.sampled_from([1, -1]))
     sign = draw(st.sampled_from([1, -1]))
     return sign * (mantissa + 0.5) * 2.0**exponent * (1 + nudge)
 
 
 @given(st.lists(finite | near_ties(), min_size=1, max_size=8), st.sampled_from(DTYPES))
 @example([1 + 2**-8 + 2**-40, -(1 + 2**-8 - 2**-40), 1 + 2**-8, 1 + 3 * 2**-8], torch.bfloat16)
+@example(
+    [k * 2.0**-25 * (1 + s * 0.75 * 2**-n) for k in (3, 5, 7, 9) for s in (1, -1) for n in (23, 24)], torch.float16
+)
 @example([2**-25, 2**-25 * (1 + 2**-40), 3 * 2**-25, 2**-24 * 0.75, 2**-26, 2**-14 - 2**-26], torch.float16)
 @example([2.0**-134, 2.0**-134 * (1 + 2**-50), 2.0**-133 * 1.5, 2.0**-200], torch.bfloat16)
 def test_round_once_is_the_nearest_number(values: list[float], dtype: torch.dtype) -> None:
@@ -155,6 +159,17 @@ def test_a_tiny_fine_tuned_weight_survives_a_large_base_weight() -> None:
     out = torch.empty(1)
     Sum((1,), [Term(1.0, Difference(InMemory(base), InMemory(tuned)))], copy).into(out, "w")
     assert torch.equal(out, tuned)
+
+
+def test_what_is_subtracted_comes_before_what_is_added() -> None:
+    base, tuned = torch.tensor([2.0**100]), torch.tensor([0.25])
+    terms = [
+        Term(1.0, Dense((InMemory(torch.tensor([1.0])),))),
+        Term(1.0, Difference(InMemory(base), InMemory(tuned))),
+    ]
+    out = torch.empty(1)
+    Sum((1,), terms, InMemory(base.clone())).into(out, "w")
+    assert out.item() == 1.25
 
 
 def test_a_scalar_parameter() -> None:
