@@ -225,8 +225,8 @@ def _tasks(tensors: Iterable[_Tensor], device: torch.device) -> Iterator[tuple[_
     for tensor in tensors:
         whole = Sum(tensor.spec.shape, tensor.terms, tensor.source, device=device)
         tiles = list(whole.tiles())
-        for start in range(0, len(tiles), 16):
-            yield tensor, whole, tiles[start : start + 16]
+        for start in range(0, len(tiles), 4):
+            yield tensor, whole, tiles[start : start + 4]
 
 
 def _write_tiles(task: _Task) -> int:

@@ -155,7 +155,7 @@ class Sum:
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""
-        rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape, bool(self._low_rank))
+        rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape)
         for start in range(0, rows, step):
             yield start, min(start + step, rows)
 
@@ -207,19 +207,30 @@ def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) 
     >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()
     1.0078125
     """
-    if name is not None:
-        check_finite(rows, dtype, name)
     if dtype in (torch.float32, torch.float64):
+        if name is not None:
+            check_finite(rows, dtype, name)
         return rows.to(dtype)
     bits = rows.view(torch.int64)
     odd = bits & _BELOW_SINGLE
     odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
-    result = odd.view(torch.float64).float().to(dtype)
-    if dtype == torch.bfloat16 and ((result.view(torch.int16) & 0x7FFF) < 0x0080).any():
+    single = odd.view(torch.float64).float()
+    if name is not None:
+        check_finite(single, dtype, name)
+    result = single.to(dtype)
+    if dtype == torch.bfloat16 and _has_subnormal(single, result):
         # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
         tiny = rows.abs() < 2.0**-126
         result[tiny] = (rows[tiny] * 2.0**133).round_().mul_(2.0**-133).to(dtype)
     return result
+
+
+def _has_subnormal(single: torch.Tensor, half: torch.Tensor) -> bool:
+    """Whether any number is subnormal in fp32: first a glance at the 16-bit numbers, where zeros count too."""
+    if not half.numel() or (half.view(torch.int16) & 0x7FFF).amin() >= 0x0080:
+        return False
+    magnitude = single.view(torch.int32) & 0x7FFFFFFF
+    return bool(((magnitude - 1) & 0x7FFFFFFF).amin() < 0x007FFFFF)  # 0 becomes the largest
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,16 +14,15 @@ import torch
 from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.tensors import RowsOf, Source, numel
 
-# Elements in a tile: its fp64 accumulator (512 KiB) stays in a core's cache. Products of factors want more rows at once.
-# Tiles depend on shapes and kinds of term alone, so an expression gives the same bits live, streamed, and on any number
-# of threads or processes.
-_TILE = 1 << 16
-_PRODUCT_TILE = 1 << 18
+# Elements in a tile: small enough that its fp64 accumulator (2 MiB) stays near a core, large enough that threads work
+# in torch and do not wait for each other in Python. Tiles depend on the shape alone, so an expression gives the same
+# bits live, streamed, and on any number of threads or processes.
+_TILE = 1 << 18
 
 
-def tile_rows(shape: tuple[int, ...], products: bool = False) -> int:
+def tile_rows(shape: tuple[int, ...]) -> int:
     """How many rows of a parameter make one tile."""
-    return max(1, (_PRODUCT_TILE if products else _TILE) // max(1, numel(shape[1:])))
+    return max(1, _TILE // max(1, numel(shape[1:])))
 
 
 # Sign and stored tensor, in the order in which they must be added.
