@@ -21,11 +21,12 @@ import xxhash
 from tqdm.auto import tqdm
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import FLOATS, Sum, Term, dtype_name, parse_dtype
+from hf_taskvec.arithmetic import Sum, Term, dtype_name, parse_dtype
 from hf_taskvec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
+from hf_taskvec.delta import Dense, Rows
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.fit import check_fits
-from hf_taskvec.output import check_replaceable, new_folder
+from hf_taskvec.output import check_replaceable, new_folder, unfinished
 from hf_taskvec.tensors import Source
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec, parse_size, shard
@@ -67,21 +68,24 @@ def apply(
     """See `TaskVector.apply`."""
     if isinstance(base, torch.nn.Module):
         raise BadValueError("apply() writes a checkpoint. To change a live model use applied_to() or edit().")
-    vector = vector * scale  # refuses NaN and infinities
+    scaled = vector * scale  # refuses NaN and infinities
     out_dtype = None if dtype is None else parse_dtype(dtype)
-    final = Path(save_to)
+    on = _device(device)
+    if threads is not None and threads < 1:
+        raise BadValueError(f"threads={threads}: at least one thread is needed.")
+    final = Path(save_to).resolve()
     checkpoint = open_checkpoint(base, revision, token, [*_COMPANIONS])
     assert checkpoint.folder is not None
     if final.resolve() == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
-    check_fits(vector, checkpoint, strict_base)
-    files = _plan(vector, checkpoint, out_dtype, max_shard_size)
-    job = _job_key(vector, checkpoint, files)
+    check_fits(vector, checkpoint, strict_base, may_grow=True)
+    files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
+    job = _job_key(scaled, files)
     ranks = _Ranks()
     if ranks.is_main:
         check_replaceable(final, RECORD, overwrite)
         _check_space(final, files)
-    with new_folder(final, RECORD, overwrite, resume=True) if ranks.is_main else nullcontext(_part(final)) as part:
+    with new_folder(final, RECORD, overwrite, resume=True) if ranks.is_main else nullcontext(unfinished(final)) as part:
         done = _resume(part, files, job) if ranks.is_main else {}
         writers = _create(part, files, done) if ranks.is_main else {}
         ranks.wait()
@@ -89,13 +93,13 @@ def apply(
             done = json.loads((part / _PROGRESS).read_text())["files"]
             writers = _create(part, files, done, join=True)
         try:
-            _write_all(part, files, writers, done, ranks, torch.device(device), threads, progress)
+            _write_all(part, files, writers, done, ranks, on, threads, progress)
         finally:
             for writer in writers.values():
                 writer.close(sync=False)
         ranks.wait()
         if ranks.is_main:
-            _finish(part, files, vector, checkpoint, out_dtype)
+            _finish(part, files, scaled, checkpoint, out_dtype)
     ranks.wait()
     return final
 
@@ -117,8 +121,8 @@ def _plan(
         name = canonical.get(raw, raw)
         name = checkpoint.layout.tied.get(name, name)
         terms = vector[name] if raw in canonical and name in vector else ()
-        to = dtype if dtype is not None and source.dtype in FLOATS else source.dtype
-        tensors[raw] = _Tensor(raw, source, terms, TensorSpec(to, source.shape))
+        to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
+        tensors[raw] = _Tensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
     by_file: dict[str, dict[str, _Tensor]] = {}
     if max_shard_size is None and all(s.file.path.suffix == ".safetensors" for s in stored.values()):
         for raw, source in stored.items():
@@ -129,17 +133,27 @@ def _plan(
     return {file: {raw: tensors[raw] for raw in names} for file, names in layout.items()}
 
 
-def _job_key(vector: TaskVector, checkpoint: Checkpoint, files: Mapping[str, Mapping[str, _Tensor]]) -> str:
+def _job_key(vector: TaskVector, files: Mapping[str, Mapping[str, _Tensor]]) -> str:
     """What an interrupted run must agree in to be resumed: the vector, the base, and the output's layout."""
-    layout = [[file, name, dtype_name(t.spec.dtype)] for file, each in files.items() for name, t in each.items()]
-    text = json.dumps([__version__, vector.fingerprint, checkpoint.fingerprint, layout])
-    return hashlib.sha256(text.encode()).hexdigest()
+    layout = [
+        [file, name, dtype_name(tensor.spec.dtype), tensor.source.identity]
+        for file, each in files.items()
+        for name, tensor in each.items()
+    ]
+    return hashlib.sha256(json.dumps([__version__, vector.fingerprint, layout]).encode()).hexdigest()
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise BadValueError(f"device={device!r} is not a device that torch knows ({error}).") from None
 
 
 def _check_space(final: Path, files: Mapping[str, Mapping[str, _Tensor]]) -> None:
     needed = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
     place = next(folder for folder in final.absolute().parents if folder.exists())
-    part = _part(final)
+    part = unfinished(final)
     held = sum(file.stat().st_blocks * 512 for file in part.iterdir()) if part.exists() else 0
     free = shutil.disk_usage(place).free + held
     if free < needed:
@@ -169,10 +183,6 @@ class _Ranks:
     def wait(self) -> None:
         if self._state:
             self._state.wait_for_everyone()
-
-
-def _part(final: Path) -> Path:
-    return final.parent / f".{final.name}.unfinished"
 
 
 def _partial(file: str) -> str:
@@ -223,10 +233,19 @@ _Task = tuple[SafetensorsWriter, _Tensor, Sum, list[tuple[int, int]]]
 def _tasks(tensors: Iterable[_Tensor], device: torch.device) -> Iterator[tuple[_Tensor, Sum, list[tuple[int, int]]]]:
     """Runs of neighbouring tiles, each enough work for a thread to take."""
     for tensor in tensors:
-        whole = Sum(tensor.spec.shape, tensor.terms, tensor.source, device=device)
+        whole = _sum(tensor, device)
         tiles = list(whole.tiles())
         for start in range(0, len(tiles), 4):
             yield tensor, whole, tiles[start : start + 4]
+
+
+def _sum(tensor: _Tensor, device: torch.device) -> Sum:
+    rows, source = tensor.spec.shape[:1], tensor.source
+    if rows == source.shape[:1]:
+        return Sum(tensor.spec.shape, tensor.terms, source, device=device)
+    # An extended vocabulary: the base has no rows there, and the vector's are changes from zero.
+    base = Term(1.0, Rows(range(source.shape[0]), Dense((source,)), rows[0]))
+    return Sum(tensor.spec.shape, (base, *tensor.terms), device=device)
 
 
 def _write_tiles(task: _Task) -> int:
@@ -318,9 +337,12 @@ def _finish(
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    if dtype is not None and (part / "config.json").exists():
-        config = {key: value for key, value in checkpoint.config.items() if key != "torch_dtype"}
+    config = dict(checkpoint.config)
+    if dtype is not None:
+        config.pop("torch_dtype", None)
         config["dtype"] = dtype_name(dtype)
+    config.update(_grown_vocabulary(files))
+    if config != checkpoint.config:
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     if list(files) != ["model.safetensors"]:
         size = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
@@ -337,6 +359,12 @@ def _finish(
     }
     (part / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (part / _PROGRESS).unlink()
+
+
+def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, int]:
+    tensors = [tensor for each in files.values() for tensor in each.values()]
+    grown = {t.spec.shape[0] for t in tensors if t.spec.shape[:1] != t.source.shape[:1]}
+    return {"vocab_size": grown.pop()} if grown else {}
 
 
 def _companions(folder: Path) -> list[Path]:

@@ -13,8 +13,8 @@ from hf_taskvec.delta import Delta, LowRank, Parts, tile_rows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import Source
 
-# Right factors of low-rank terms that are kept in fp64 while a parameter's tiles are worked through.
-_FACTOR_CACHE_BYTES = 64 << 20
+# Elements of a right factor that are held in fp64 at a time, whatever its rank.
+_BLOCK = 1 << 18
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -88,20 +88,12 @@ class Sum:
 
     def _prepare(self) -> _Prepared:
         """Several threads may get here at once: each makes its own, and the last one stays."""
-        kept = 0
-        factors = []
-        for weight, delta in self._low_rank:
-            right = delta.right.read()
-            kept += right.numel() * 8
-            if kept <= _FACTOR_CACHE_BYTES:
-                right = right.to(self.device, torch.float64)
-            factors.append((weight * delta.scaling, delta.left.read(), right))
         every = dict.fromkeys(s for parts in [self._folded, *(p for _, p in self._scaled)] for _, s in parts)
         tensors = {source: source.read() for source in every}
         self._prepared = _Prepared(
             [(coefficient, tensors[source]) for coefficient, source in self._folded],
             [(weight, [(sign, tensors[source]) for sign, source in parts]) for weight, parts in self._scaled],
-            factors,
+            [(weight * d.scaling, d.left.read(), d.right.read()) for weight, d in self._low_rank],
         )
         return self._prepared
 
@@ -112,8 +104,10 @@ class Sum:
         for weight, parts in ready.scaled:
             out.add_(self._combine(parts, start, stop, torch.float64).mul_(weight))
         for weight, left, right in ready.factors:
-            left, right = left[start:stop].to(self.device, torch.float64), right.to(self.device, torch.float64)
-            out.addmm_(left, right, alpha=weight)
+            left = left[start:stop].to(self.device, torch.float64)
+            width = max(1, _BLOCK // right.shape[0])
+            for columns, block in zip(out.split(width, dim=1), right.split(width, dim=1), strict=True):
+                columns.addmm_(left, block.to(self.device, torch.float64), alpha=weight)
         for weight, delta in self._others:
             delta.add_rows(out, start, stop, weight)
         return out

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hf_taskvec.arithmetic import FLOATS
-from hf_taskvec.errors import CorruptFileError, MismatchError, MissingFileError, UnsupportedError
+from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.tensors import Source, fingerprint, samples
@@ -82,7 +82,24 @@ class TensorFile:
         info = self._file.get_slice(name)
         return tuple(info.get_shape()), _DTYPES.get(info.get_dtype(), info.get_dtype())
 
+    def _check_unchanged(self) -> None:
+        """Refuse a file that was written over in place: what is mapped of it has changed under our hands.
+
+        A file that was replaced or removed does no harm: the old one stays mapped.
+        """
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return
+        now = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if now[:2] == self._identity[:2] and now != self._identity:
+            raise ChangedSourceError(
+                f"{self.path.name} in {self.path.parent.name} was written over since the task vector was made from it. "
+                "Extract the vector again; to keep a vector, save it."
+            )
+
     def tensor(self, name: str) -> torch.Tensor:
+        self._check_unchanged()
         return self._tensors[name] if self._tensors is not None else self._file.get_tensor(name)
 
     def __eq__(self, other: object) -> bool:

@@ -8,6 +8,7 @@ can be folded (two fine-tunes of one base read that base once).
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -185,9 +186,12 @@ class Rows(Delta):
                 offset = self.index.start
                 self.inner.add_rows(out[first - start : last - start], first - offset, last - offset, weight)
             return
-        for position, row in enumerate(self.index):
-            if start <= row < stop:
-                self.inner.add_rows(out[row - start : row - start + 1], position, position + 1, weight)
+        inside = [(position, row - start) for position, row in enumerate(self.index) if start <= row < stop]
+        for _, run in groupby(enumerate(inside), lambda pair: pair[1][0] - pair[0]):  # neighbours in `inner`
+            positions, rows = zip(*(each for _, each in run), strict=True)
+            changed = out[list(rows)]
+            self.inner.add_rows(changed, positions[0], positions[-1] + 1, weight)
+            out[list(rows)] = changed
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from hf_taskvec.arithmetic import FLOATS, Sum, Term
 from hf_taskvec.checkpoint import Checkpoint, open_checkpoint
-from hf_taskvec.delta import Dense, LowRank
+from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, ChangedSourceError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
 from hf_taskvec.live import LiveWeight, live_weights
-from hf_taskvec.names import layout_of_model
+from hf_taskvec.names import is_peft_model, layout_of_model
 from hf_taskvec.tensors import InMemory, Source
 from hf_taskvec.vector import TaskVector
 
-_edits: "WeakKeyDictionary[torch.nn.Module, list[Edit]]" = WeakKeyDictionary()
+# The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
+_edits: "WeakKeyDictionary[torch.nn.Module, list[ref[Edit]]]" = WeakKeyDictionary()
 
 
 class Edit:
@@ -34,7 +35,13 @@ class Edit:
         self.vector, self.model = vector, model
         self.scale = 0.0
         self._is_over = False
-        _edits.setdefault(model, []).append(self)
+        self._stack().append(ref(self))
+
+    def _stack(self) -> "list[ref[Edit]]":
+        inner: Any = self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
+        stack = _edits.setdefault(inner, [])
+        stack[:] = [each for each in stack if each() is not None]
+        return stack
 
     @property
     def fingerprint(self) -> str:
@@ -44,8 +51,19 @@ class Edit:
     def set_scale(self, scale: float) -> None:
         """Move to another λ, from the untouched original."""
         self._check_current()
-        self._set(_number(scale))
+        before = self.scale
+        try:
+            self._set(_number(scale))
+        except BaseException:
+            self._set(before)  # never leave it half-way
+            raise
         self.scale = float(scale)
+
+    def set_row_scales(self, scales: Sequence[float]) -> None:
+        """One λ for each row of the batch; for attached edits only."""
+        raise BadValueError(
+            "a merged edit has one λ for the whole model. Use vector.edit(model, merge=False) for one per row."
+        )
 
     def restore(self) -> None:
         """End the edit: the model is as it was before, bit for bit."""
@@ -63,12 +81,12 @@ class Edit:
     def _check_current(self) -> None:
         if self._is_over:
             raise BadValueError("this edit is over: it was restored or kept. Make a new one with vector.edit(model).")
-        if _edits[self.model][-1] is not self:
+        if self._stack()[-1]() is not self:
             raise BadValueError("another edit was made on this model after this one. Restore or keep that one first.")
 
     def _end(self) -> None:
         self._is_over = True
-        _edits[self.model].remove(self)
+        self._stack().remove(ref(self))
 
     def __enter__(self) -> "Edit":
         return self
@@ -145,6 +163,8 @@ class AttachedEdit(Edit):
     def set_row_scales(self, scales: Sequence[float]) -> None:
         """One λ for each row of the batch. Beams and returned sequences of a row share its λ."""
         self._check_current()
+        if not scales:
+            raise BadValueError("set_row_scales needs at least one scale.")
         self._row_scales = torch.tensor([_number(scale) for scale in scales], dtype=torch.float32)
 
     def _set(self, scale: float) -> None:
@@ -169,7 +189,10 @@ class AttachedEdit(Edit):
             handle.remove()
 
     def _keep(self) -> None:
-        """Nothing to do: the hooks stay."""
+        raise BadValueError(
+            "an attached edit does not change the weights, so there is nothing to keep: saving the model would lose it. "
+            "Use vector.edit(model).keep() to merge it, or vector.to_adapter(folder)."
+        )
 
 
 def edit(
@@ -223,6 +246,12 @@ def _check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: dict[s
             f"{some(fused)}: the live {layout.architecture} holds its experts fused, and cannot be edited in place. Use "
             "vector.apply(base, save_to=...) and load the result."
         )
+    shadowed = [name for name in vector if name in weights and weights[name].is_shadowed]
+    if shadowed:
+        raise UnsupportedError(
+            f"{some(shadowed)}: PEFT trains a copy of it (modules_to_save or trained tokens), and the model uses the copy, so "
+            "an edit of the base would do nothing. Edit the plain model, or merge the adapter first."
+        )
     shapes: dict[str, Source] = {name: weight.as_source() for name, weight in weights.items()}
     check_fits(vector, Checkpoint(f"the live {type(model).__name__}", shapes, layout))
 
@@ -253,7 +282,7 @@ def _check_attachable(name: str, terms: tuple[Term, ...], weight: LiveWeight) ->
         low_rank = all(isinstance(term.delta, LowRank) for term in terms)
         if kind == "weight" and low_rank and (linear or isinstance(owner, torch.nn.Embedding)):
             continue
-        if kind == "bias" and linear and all(isinstance(term.delta, Dense) for term in terms):
+        if kind == "bias" and linear:
             continue
         raise UnsupportedError(
             f"{name}: only low-rank changes of linear and embedding layers, and biases of linear layers, can be attached. "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_taskvec.checkpoint import Checkpoint, canonical_tensors
-from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.names import is_peft_model, layout_of_model, unwrapped
 from hf_taskvec.tensors import InMemory, Source
 
@@ -41,6 +41,8 @@ class LiveWeight:
     attribute: str
     #: every layer that uses the parameter (several if it is tied), and as what
     owners: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    #: PEFT trains a copy of it (`modules_to_save`, trained tokens), and the model uses that one
+    is_shadowed: bool = False
 
     @property
     def _parameter(self) -> torch.Tensor:
@@ -121,6 +123,12 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     weights = {canonical: found[name] for canonical, name in placed.items()}
     for alias, owner in layout.tied.items():
         if alias in weights and owner in weights:
+            same = weights[alias]._parameter is weights[owner]._parameter
+            if not same and not weights[owner].is_offloaded and not weights[alias].is_shadowed:
+                raise MismatchError(
+                    f"the config ties {alias} to {owner}, but the live model has two separate weights. Call "
+                    "model.tie_weights(), or set model.config.tie_word_embeddings = False."
+                )
             weights[owner].owners += weights.pop(alias).owners
     return weights
 
@@ -138,5 +146,6 @@ def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
                     f"{name} is sharded over processes. Gather the weights first, e.g. with "
                     "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
                 )
-            weights.append(LiveWeight(name, module, attribute, [(module, attribute)]))
+            shadowed = bool({"original_module", "token_adapter"} & set(path.split(".")))
+            weights.append(LiveWeight(name, module, attribute, [(module, attribute)], shadowed))
     return weights

@@ -1,5 +1,6 @@
 """Output folders that appear only when they are complete."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,40 +14,77 @@ from hf_taskvec.errors import OutputError
 def new_folder(final: str | Path, marker: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
     """A folder to write into, which gets its final name when the block ends without an exception.
 
+    Only one process at a time writes to a folder; a second one is told so.
+
     Args:
         final: where the output shall appear.
         marker: a file that tells a folder of ours: only such a folder (or an empty one) is ever replaced.
         overwrite: replace an earlier output.
         resume: keep what an interrupted run left in the unfinished folder, and leave it there on failure.
     """
-    final = Path(final)
+    final = Path(final).resolve()
     check_replaceable(final, marker, overwrite)
-    part = final.parent / f".{final.name}.unfinished"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        if part.exists() and not resume:
-            shutil.rmtree(part)
-        part.mkdir(exist_ok=True)
+        lock = _lock(unfinished(final))
     except OSError as error:
-        raise OutputError(f"cannot write to {final.name}: {error.strerror}. Choose another folder.") from None
+        raise OutputError(f"cannot write to {final.name}: {error.strerror or error}. Choose another folder.") from None
+    part = unfinished(final)
     try:
+        if not resume:
+            _empty(part)
         yield part
         publish(part, final)
     except OSError as error:
         if not resume:
             shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OutputError):
+            raise
         raise OutputError(
-            f"writing {final.name} failed: {error.strerror}. Nothing was left under its name"
+            f"writing {final.name} failed: {error.strerror or error}. Nothing new was left under its name"
             + (", and a new run resumes where this one stopped." if resume else ".")
         ) from error
     except BaseException:
         if not resume:
             shutil.rmtree(part, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
+
+
+def unfinished(final: Path) -> Path:
+    """Where an output grows until it is complete."""
+    return final.parent / f".{final.name}.unfinished"
+
+
+def _lock(folder: Path) -> int:
+    """The folder, created if need be and held by this process until the handle is closed."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise OutputError(
+                f"another run is writing {folder.name.removeprefix('.').removesuffix('.unfinished')}. Wait until it is done, "
+                "or choose another folder."
+            ) from None
+        # Between opening and locking, the run that held it may have given it its final name.
+        if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
+            return handle
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_replaceable(final: Path, marker: str, overwrite: bool) -> None:
     """Refuse to write over anything that is not an earlier output of the same kind."""
+    if final == Path.cwd():
+        raise OutputError("the output would replace the current folder. Choose a folder inside it.")
     if final.is_file():
         raise OutputError(f"{final.name} is a file; the output needs a folder.")
     if not final.exists() or not any(final.iterdir()):
@@ -62,7 +100,7 @@ def publish(part: Path, final: Path) -> None:
     old = final.parent / f".{final.name}.replaced"
     if old.exists():
         shutil.rmtree(old)
-    if final.exists():
+    if final.exists() and any(final.iterdir()):  # an empty folder is replaced by the rename itself
         final.rename(old)
     part.rename(final)
     _sync(final.parent)

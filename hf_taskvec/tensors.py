@@ -9,6 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -158,6 +159,10 @@ class RowsOf(Source):
     def read(self) -> torch.Tensor:
         if isinstance(self.index, range):
             return self.source.read()[self.index.start : self.index.stop]
+        return self._gathered
+
+    @cached_property
+    def _gathered(self) -> torch.Tensor:
         return self.source.read()[list(self.index)]
 
     @property

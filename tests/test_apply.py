@@ -344,8 +344,10 @@ def test_bad_arguments(models, tmp_path):
         vector.apply(pair.base, tmp_path / "out", scale=float("nan"))
     with pytest.raises(BadValueError, match=r"'int8' is not a floating dtype"):
         vector.apply(pair.base, tmp_path / "out", dtype="int8")
-    with pytest.raises(BadValueError, match="empty"):
-        (vector - vector).apply(pair.base, tmp_path / "out")
+    with pytest.raises(BadValueError, match="threads=0"):
+        vector.apply(pair.base, tmp_path / "out", threads=0)
+    with pytest.raises(BadValueError, match="not a device that torch knows"):
+        vector.apply(pair.base, tmp_path / "out", device="abacus")
     with pytest.raises(BadValueError, match="use applied_to"):
         vector.apply(tiny.make("llama"), tmp_path / "out")
     with pytest.raises(ChangedSourceError, match="not the base"):
@@ -353,6 +355,86 @@ def test_bad_arguments(models, tmp_path):
     with pytest.raises(BadValueError, match=r"weight: the result .* too large for float16"):
         vector.apply(pair.base, tmp_path / "out", scale=1e8, dtype="float16")
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_a_legal_change(models, tmp_path):
+    """λ = 0 and an empty vector give the base back."""
+    pair = models.pair("llama")
+    vector = pair.vector()
+    for number, each in enumerate((vector - vector, 0 * vector)):
+        out = each.apply(pair.base, tmp_path / f"out{number}")
+        assert weights(out) == weights(pair.base)
+    assert weights(vector.apply(pair.base, tmp_path / "zero", scale=0.0)) == weights(pair.base)
+    with pytest.raises(MismatchError):  # but it must fit all the same
+        vector.apply(models.pair("gpt2").base, tmp_path / "other", scale=0.0)
+
+
+def test_an_extended_vocabulary_grows_the_checkpoint(models, tmp_path):
+    pair, larger = models.pair("llama"), models.pair("llama", vocab_size=24)
+    vector = TaskVector.from_finetuned(pair.base, larger.tuned, vocabulary="extend")
+    out = vector.apply(pair.base, tmp_path / "out")
+    expected, found = stored(larger.tuned), stored(out)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == 24
+    with pytest.raises(MismatchError, match="can be applied to a checkpoint"):
+        vector.edit(AutoModelForCausalLM.from_pretrained(pair.base))
+
+
+def test_a_second_run_into_the_same_folder_is_refused(models, tmp_path, monkeypatch):
+    import hf_taskvec.apply as module
+
+    pair = models.pair("llama")
+    real = module._write_tiles
+    refused = []
+
+    def meanwhile(task):
+        if not refused:
+            refused.append(True)
+            with pytest.raises(OutputError, match="another run is writing out"):
+                pair.vector().apply(pair.base, tmp_path / "out", scale=0.5)
+        return real(task)
+
+    monkeypatch.setattr(module, "_write_tiles", meanwhile)
+    pair.vector().apply(pair.base, tmp_path / "out", threads=1)
+    assert refused
+    assert weights(tmp_path / "out") == weights(pair.tuned)
+
+
+def test_a_file_that_is_written_over_is_noticed(models, tmp_path):
+    pair = models.pair("llama")
+    copy = tmp_path / "tuned"
+    copy.mkdir()
+    for path in pair.tuned.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    vector = TaskVector.from_finetuned(pair.base, copy)
+    (copy / "model.safetensors").write_bytes((pair.base / "model.safetensors").read_bytes())  # in place
+    with pytest.raises(ChangedSourceError, match=r"model.safetensors in tuned was written over"):
+        vector.norm()
+
+
+def test_a_link_is_followed(models, tmp_path):
+    pair = models.pair("llama")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "out", target_is_directory=True)
+    for scale in (0.5, 1.0):
+        pair.vector().apply(pair.base, tmp_path / "link", scale=scale, overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert weights(tmp_path / "disk" / "out") == weights(pair.tuned)
+
+
+def test_buffers_are_not_converted(models, tmp_path):
+    """An old checkpoint's mask value does not fit into fp16, and is no weight."""
+    from safetensors.torch import save_file
+
+    pair = models.pair("gpt_neo")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text((pair.base / "config.json").read_text())
+    mask = {"transformer.h.0.attn.attention.masked_bias": torch.tensor(-1e9)}
+    save_file({**stored(pair.base), **mask}, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    out = pair.vector().apply(tmp_path / "base", tmp_path / "out", dtype="float16")
+    found = stored(out)
+    assert found["transformer.h.0.attn.attention.masked_bias"] == -1e9
+    assert found["transformer.wte.weight"].dtype == torch.float16
 
 
 def test_memory_stays_bounded(tmp_path):

@@ -186,6 +186,60 @@ def test_a_peft_wrapped_model(models):
             assert torch.allclose(model(tokens).logits, merged, atol=1e-5)
 
 
+def test_peft_copies_are_not_edited_in_vain(models):
+    """With modules_to_save the model uses PEFT's copy: an edit of the base would do nothing."""
+    pair = models.pair("phi")
+    for options in ({"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [1, 2]}):
+        config = LoraConfig(r=2, target_modules=["q_proj"], **options)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base), config)
+        with pytest.raises(UnsupportedError, match=r"(lm_head|embed_tokens).*PEFT trains a copy"):
+            pair.vector().edit(model)
+        pair.vector().filter(include="*mlp*").edit(model).restore()
+
+
+def test_a_scale_that_fails_changes_nothing(models):
+    pair = models.pair("llama", torch.float16)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    edit = pair.vector().edit(model, 0.5)
+    at_half = state(model)
+    with pytest.raises(BadValueError, match="too large for float16"):
+        edit.set_scale(1e8)
+    assert edit.scale == 0.5
+    assert same(model, at_half)
+
+
+def test_a_head_that_is_not_really_tied_is_refused(models):
+    pair = models.pair("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    with pytest.raises(MismatchError, match="two separate weights"):
+        pair.vector().edit(model)
+
+
+def test_edits_of_a_wrapper_and_of_the_model_inside_share_a_stack(models):
+    pair = models.pair("phi")
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base), LoraConfig(r=2, target_modules=["fc1"]))
+    outer = pair.vector().edit(wrapped)
+    inner = pair.vector().edit(wrapped.get_base_model())
+    with pytest.raises(BadValueError, match="another edit was made"):
+        outer.restore()
+    inner.restore()
+    outer.restore()
+
+
+def test_an_edit_does_not_keep_the_model_alive(models):
+    import gc
+    import weakref
+
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    edit = pair.vector().edit(model)
+    watched = weakref.ref(model)
+    del edit, model
+    gc.collect()
+    assert watched() is None
+
+
 # Attached.
 
 
@@ -284,6 +338,23 @@ def test_quantised_bases(tmp_path, bits):
         assert torch.equal(quantised(tokens).logits, before)
     with pytest.raises(UnsupportedError, match=r"q_proj.weight is quantised .* merge=False"):
         vector.edit(quantised)
+
+
+def test_what_an_attached_edit_cannot_do(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    attached = low_rank(model).edit(model, merge=False)
+    with pytest.raises(BadValueError, match="nothing to keep"):
+        attached.keep()
+    with pytest.raises(BadValueError, match="at least one scale"):
+        attached.set_row_scales([])
+    attached.restore()
+    merged = pair.vector().edit(model)
+    with pytest.raises(BadValueError, match="merge=False"):
+        merged.set_row_scales([0.5])
+    merged.restore()
+    biases = models.pair("phi").vector().filter(include="*fc1.bias")  # a difference of two files
+    biases.edit(AutoModelForCausalLM.from_pretrained(models.pair("phi").base), merge=False).restore()
 
 
 # Refusals.
