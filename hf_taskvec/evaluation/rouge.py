@@ -37,7 +37,7 @@ def _stem(word: str) -> str:
 
 
 def words(text: str, stemmer: bool = False) -> list[str]:
-    """The tokens that `rouge_score` compares: runs of a–z and 0–9 in the lower-cased text, stemmed on request.
+    """The tokens that `rouge_score` compares: runs of a–z and 0–9 in the lower-cased text, or their stems.
 
     >>> words("It was “Réal”, wasn't it?")
     ['it', 'was', 'r', 'al', 'wasn', 't', 'it']
@@ -73,8 +73,8 @@ def rouge_l(prediction: str, reference: str, stemmer: bool = False) -> RougeScor
 def pypi_rouge_l(prediction: str, reference: str) -> RougeScore:
     """What the PyPI package `rouge` 1.0.1 calls rouge-l: summary level, over *sets* of words.
 
-    SSU's first version reports it. A word counts once however often it occurs, "sentences" end at each full stop,
-    case and punctuation count. It is not comparable with `rouge_l`, and is offered under its own name only.
+    SSU's first version reports it. A word counts once however often it occurs, "sentences" end at each full
+    stop, case and punctuation count. It is not comparable with `rouge_l`, hence its own name.
     """
     predicted = [sentence.split() for sentence in prediction.split(".") if sentence]
     true = [sentence.split() for sentence in reference.split(".") if sentence]

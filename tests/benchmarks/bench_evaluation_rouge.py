@@ -1,6 +1,6 @@
 """Rouge-L on 512-word passages with stemming: rouge_score and ours, in one run.
 
-    python tests/benchmarks/bench_evaluation_rouge.py path/to/book.txt
+python tests/benchmarks/bench_evaluation_rouge.py path/to/book.txt
 """
 
 import sys

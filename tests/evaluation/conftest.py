@@ -1,4 +1,4 @@
-"""Real books and small real models for the evaluation tests; those that need the shared data skip without it."""
+"""Real books and small real models; the tests that need the shared data skip without it."""
 
 import os
 from pathlib import Path

@@ -15,7 +15,21 @@ from hf_taskvec.evaluation.rouge import pypi_rouge_l, words
 
 PEER = {stemmer: RougeScorer(["rougeL"], use_stemmer=stemmer) for stemmer in (False, True)}
 # Few words, so that they repeat and common subsequences are long; endings that the stemmer cuts; odd letters.
-VOCABULARY = ["the", "cats", "running", "runner", "ran", "happily", "x", "42", "naïve", "İstanbul", "don't", "’", "ﬁne"]
+VOCABULARY = [
+    "the",
+    "cats",
+    "running",
+    "runner",
+    "ran",
+    "happily",
+    "x",
+    "42",
+    "naïve",
+    "İstanbul",
+    "don't",
+    "’",
+    "ﬁne",
+]
 texts = st.one_of(st.text(max_size=80), st.lists(st.sampled_from(VOCABULARY), max_size=60).map(" ".join))
 
 
