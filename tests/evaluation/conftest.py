@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from evaluation.tiny import STORY, make_tokenizer
 
 
 def _shared() -> Path | None:
@@ -25,3 +26,18 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def books(shared: Path) -> Path:
     return shared / "books"
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture
+def story():
+    import datasets
+
+    from hf_taskvec.evaluation import load_book
+
+    data = datasets.Dataset.from_dict({"text": [STORY]})
+    return load_book(data, "story", role="forget", block_words=400)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import datasets
 import pytest
+from evaluation.tiny import STORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -16,9 +17,6 @@ from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.rouge import words
 from hf_taskvec.evaluation.text import chapters, mend, sentences
 
-STORY = " ".join(
-    f"Sentence number {i} tells of the {i * 7919 % 1009} lamps in room {i % 17}." for i in range(900)
-)
 SHORT = protocols.get(prompt_length=20, answer_length=10)
 
 
