@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, runtime_checkable
 from typing import Protocol as Interface
 
-from hf_taskvec.errors import BadValueError, TaskVectorError
+from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.evaluation.generation import Continuation, Generator
 from hf_taskvec.evaluation.plan import Plan, Row, Task, make_plan
 from hf_taskvec.evaluation.store import Store
@@ -176,6 +176,13 @@ class _Job:
         elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
             self.edit.set_scale(rows[0].scale)
             self._scale = rows[0].scale
+
+
+def agree(value: str, what: str) -> str:
+    """`value`, which must be the same in every process."""
+    if len(set(_gather(value))) > 1:
+        raise MismatchError(f"{what} differ between processes; load the same model in each of them")
+    return value
 
 
 def _gather(value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ Sums are taken by einsum's own loops, not by BLAS, so that the number of threads
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,15 +54,15 @@ class Bootstrap:
                 f"resamples={self.resamples} must be positive and level={self.level} in (0, 1)"
             )
 
-    def means(self, values: ArrayLike) -> Array:
-        """The mean of `values` (passages first) in each resampling."""
-        table = np.asarray(values, dtype=np.float64)
-        if table.shape[0] != self.n:
-            raise BadValueError(f"{table.shape[0]} values for a bootstrap over {self.n} passages")
-        draws = np.random.default_rng(self.seed).multinomial(
-            self.n, [1 / self.n] * self.n, size=self.resamples
+    def means(self, values: ArrayLike, geometric: bool = False) -> Array:
+        """The mean of `values` in each resampling; the geometric mean on request."""
+        table = _logs(values, geometric)
+        if table.shape != (self.n,):
+            raise BadValueError(f"{table.size} values for a bootstrap over {self.n} passages")
+        drawn = (
+            np.einsum("bn,n->b", _draws(self.n, self.resamples, self.seed), table, optimize=False) / self.n
         )
-        return np.einsum("bn,n...->b...", draws.astype(np.float64), table, optimize=False) / self.n
+        return np.exp(drawn) if geometric else drawn
 
     def interval(self, value: float, resampled: Array) -> Interval:
         """The percentile interval around `value`."""
@@ -69,24 +70,46 @@ class Bootstrap:
         low, high = np.percentile(resampled, [tail, 100 - tail])
         return Interval(float(value), float(low), float(high))
 
-    def mean(self, values: ArrayLike) -> Interval:
+    def mean(self, values: ArrayLike, geometric: bool = False) -> Interval:
         """The mean with its interval."""
-        table = np.asarray(values, dtype=np.float64)
-        return self.interval(float(table.mean()), self.means(table))
+        return self.interval(mean(values, geometric), self.means(values, geometric))
 
-    def difference(self, values: ArrayLike, baseline: ArrayLike) -> Interval:
-        """The mean paired difference `values − baseline` on the same passages."""
-        return self.mean(np.asarray(values, dtype=np.float64) - np.asarray(baseline, dtype=np.float64))
+    def difference(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval:
+        """The difference of the means `values − baseline` on the same passages, paired."""
+        spread = self.means(values, geometric) - self.means(baseline, geometric)
+        return self.interval(mean(values, geometric) - mean(baseline, geometric), spread)
 
-    def relative(self, values: ArrayLike, baseline: ArrayLike) -> Interval | None:
+    def relative(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval | None:
         """The change of the mean as a share of the baseline's, paired; `None` if the baseline's is 0."""
-        after, before = np.asarray(values, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
-        if before.mean() == 0:
+        before = mean(baseline, geometric)
+        if before == 0:
             return None
-        both = self.means(np.stack([after, before], axis=1))
-        usable = both[:, 1] != 0  # all the passages with a score may be missing from a resampling
-        ratios = both[usable, 0] / both[usable, 1] - 1
-        return self.interval(float(after.mean() / before.mean() - 1), ratios)
+        below = self.means(baseline, geometric)
+        usable = below != 0  # all the passages with a score may be missing from a resampling
+        ratios = self.means(values, geometric)[usable] / below[usable] - 1
+        return self.interval(mean(values, geometric) / before - 1, ratios)
+
+
+def mean(values: ArrayLike, geometric: bool = False) -> float:
+    """The mean over passages, or their geometric mean.
+
+    >>> mean([1, 4], geometric=True)
+    2.0
+    """
+    table = _logs(values, geometric)
+    return float(np.exp(table.mean())) if geometric else float(table.mean())
+
+
+def _logs(values: ArrayLike, geometric: bool) -> Array:
+    table = np.asarray(values, dtype=np.float64)
+    return np.log(table) if geometric else table
+
+
+@lru_cache(maxsize=8)
+def _draws(n: int, resamples: int, seed: int) -> Array:
+    """How often each passage is drawn in each resampling: the same for every score, which pairs them."""
+    counts = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
+    return counts.astype(np.float64)
 
 
 def permutation_test(
