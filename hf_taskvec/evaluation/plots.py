@@ -5,6 +5,7 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers 
 
 import io
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import UnsupportedError
@@ -52,6 +53,7 @@ def render(report: UnlearningReport) -> dict[str, bytes]:
 def scores_figure(report: UnlearningReport) -> "Figure":
     """Rouge-L and perplexity against λ, seen and held-out passages apart, with bands for the intervals."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     splits: list[Split] = [s for s in ("seen", "held_out") if any(x.split == s for x in report.scores)]
     figure = Figure(figsize=(5.2 * len(splits) + 0.6, 8), layout="constrained")
@@ -75,6 +77,8 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                 axes.fill_between(x, low, high, color=_COLOURS[i % 7], alpha=0.15, linewidth=0)
             if metric == "perplexity":
                 axes.set_yscale("log")
+                for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                    ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
                 axes.set_xlabel("λ")
             else:
                 axes.set_title("seen passages" if split == "seen" else "held-out passages")
@@ -82,8 +86,8 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                 axes.set_ylabel(_NAMES[metric])
             if report.choice is not None and report.choice.scale is not None:
                 axes.axvline(report.choice.scale, color="0.4", linestyle=":", linewidth=1.5)
-            axes.invert_xaxis()  # from λ=0 on the left to the strongest negation on the right
             axes.grid(alpha=0.25)
+    grid[0][0].invert_xaxis()  # shared: from λ=0 on the left to the strongest negation on the right
     handles, labels = grid[0][0].get_legend_handles_labels()
     if report.choice is not None and report.choice.scale is not None:
         from matplotlib.lines import Line2D
@@ -113,16 +117,16 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             theirs = [report.score(book.name, s, metric.name) for s in report.scales]
             x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
             label = f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else "")
-            axes.plot(x, y, label=label, linewidth=1.5, markersize=0, **(_look(i) | {"marker": ""}))
+            axes.plot([], [], label=label, **_look(i))
+            axes.plot(x, y, linewidth=1.5, **(_look(i) | {"marker": ""}))
             for scale, a, b in zip(report.scales, x, y, strict=True):
                 inside = {} if scale in front and book.role == "retain" else {"markerfacecolor": "white"}
                 axes.plot([a], [b], markersize=8, **(_look(i) | {"linestyle": ""} | inside))
-                text = f"{scale:g}".replace("-", "−")
-                axes.annotate(
-                    text, (a, b), xytext=(7, 6), textcoords="offset points", fontsize=9, color=_COLOURS[i % 7]
-                )
                 if report.choice is not None and scale == report.choice.scale:
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
+            for text, a, b in _labels(report.scales, x, y):
+                place: dict[str, Any] = {"xytext": (9, 7), "textcoords": "offset points", "fontsize": 9}
+                axes.annotate(text, (a, b), color=_COLOURS[i % 7], **place)
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
     else:
@@ -182,6 +186,20 @@ def _look(i: int) -> dict[str, Any]:
     return {"color": _COLOURS[i % 7], "marker": _MARKERS[i % 7], "linestyle": _DASHES[i % 7]}
 
 
+def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:
+    """A label for each point, one for all that lie too close for two."""
+    wide, high = (max(values) - min(values) or 1.0 for values in (x, y))
+    found: list[tuple[list[float], float, float]] = []
+    for scale, a, b in zip(scales, x, y, strict=True):
+        for names, c, d in found:
+            if abs(a - c) < 0.06 * wide and abs(b - d) < 0.05 * high:
+                names.append(scale)
+                break
+        else:
+            found.append(([scale], a, b))
+    return [(", ".join(f"{n:g}" for n in names).replace("-", "−"), a, b) for names, a, b in found]
+
+
 def _telling(report: UnlearningReport, book: str, scale: float, most: int) -> list[PassageResult]:
     """The seen passages that were known best at λ=0: there is something to forget."""
     found = [p for p in report.passages if p.book == book and p.split == "seen"]
@@ -195,4 +213,4 @@ def _at(passage: PassageResult, scale: float) -> str:
 def _wrap(text: str, lines: int = 8) -> str:
     # Control characters and lone surrogates of a broken model's output have no glyph.
     clean = "".join(letter if letter.isprintable() else " " for letter in text)
-    return "\n".join(textwrap.wrap(clean, _WIDTH, max_lines=lines, placeholder=" …")) or "(empty)"
+    return "\n".join(textwrap.wrap(clean.strip(), _WIDTH, max_lines=lines, placeholder=" …")) or "(empty)"

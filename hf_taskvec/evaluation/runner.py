@@ -3,13 +3,16 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, runtime_checkable
+from typing import TYPE_CHECKING, Any, runtime_checkable
 from typing import Protocol as Interface
 
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.evaluation.generation import Continuation, Generator
 from hf_taskvec.evaluation.plan import Plan, Row, Task, make_plan
 from hf_taskvec.evaluation.store import Store
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 # Rows of the first attempt, by kind of device. Only the device decides, so that any number of processes
 # agrees.
@@ -73,10 +76,8 @@ def run(
     runs out on any, all halve the batch size together. A later shortage halves that one batch only, and is
     counted.
     """
-    from accelerate import PartialState
-
     begin = time.perf_counter()
-    state = PartialState()
+    state = processes()
     mixed = isinstance(edit, RowEdit)
     size = batch_size or _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE)
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
@@ -176,6 +177,15 @@ class _Job:
         elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
             self.edit.set_scale(rows[0].scale)
             self._scale = rows[0].scale
+
+
+def processes() -> "PartialState":
+    """The processes of this run, as `accelerate launch` (or the caller's own Accelerator) set them up."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    # `Accelerator` reads this flag, a bare PartialState does not and would leave CPU processes unconnected.
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def agree(value: str, what: str) -> str:

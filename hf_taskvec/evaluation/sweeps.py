@@ -79,10 +79,10 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
-    from accelerate import PartialState
+    from hf_taskvec.evaluation.runner import NoEdit, agree, processes
 
     begin = time.perf_counter()
-    state = PartialState()
+    state = processes()
     protocol = protocols.get(protocol)
     books = (books,) if isinstance(books, Book) else tuple(books)
     scales = _checked_scales(scales)
@@ -99,7 +99,6 @@ def sweep(
 
     from hf_taskvec.evaluation.fingerprint import model_fingerprint
     from hf_taskvec.evaluation.plan import make_tasks
-    from hf_taskvec.evaluation.runner import NoEdit, agree
     from hf_taskvec.evaluation.store import Store
 
     edit = NoEdit() if edit is None else edit

@@ -175,23 +175,77 @@ def test_a_stopped_sweep_continues_and_gives_the_same_report(made, tmp_path):
     assert again.timing.generated == 0
 
 
-def test_the_choice_is_made_on_one_half_and_confirmed_on_the_other(made):
+def halves(forget, target, retain, paired=True):
+    """Both halves of forty passages, each value around the given mean for each λ."""
+    import numpy as np
+
+    from hf_taskvec.evaluation.choice import Half
+
+    noise = np.random.default_rng(0).normal(0, 0.01, 20)
+    values = [
+        Half(
+            forget={scale: mean + noise for scale, mean in forget.items()},
+            retain={"kept": {scale: mean + noise for scale, mean in retain.items()}},
+            held_out=target + noise,
+            reference=target + noise[::-1] if paired else None,
+        )
+        for _ in range(2)
+    ]
+    return tuple(forget), *values
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
+    from hf_taskvec.evaluation.choice import choose
+    from hf_taskvec.evaluation.metrics import METRICS
+
+    made = halves(
+        {0.0: 0.5, -0.5: 0.3, -1.0: 0.195, -2.0: 0.1},
+        0.2,
+        {0.0: 0.4, -0.5: 0.4, -1.0: 0.38, -2.0: 0.1},
+        paired,
+    )
+    args = {"margin": 0.03, "bootstrap": (300, 0.95, 0)}
+    found = choose(*made, METRICS["rouge_l"], retain_bound=0.1, **args)
+    assert found.scale == -1.0 and [c.scale for c in found.candidates if c.qualifies] == [-1.0]
+    assert found.confirmation.as_if_never_seen and found.confirmation.paired == paired
+    assert found.confirmation.retain_losses["kept"].value == pytest.approx(0.05, abs=0.01)
+    assert found.pareto == (-0.5, -1.0, -2.0)  # λ=0 keeps no more than −0.5 and forgets less
+    tight = choose(*made, METRICS["rouge_l"], retain_bound=0.01, **args)
+    assert tight.scale is None and "costs a retained book more than 1%" in tight.reason
+    high = choose(
+        *halves({0.0: 0.5, -1.0: 0.3}, 0.2, {0.0: 0.4, -1.0: 0.4}), METRICS["rouge_l"], retain_bound=1, **args
+    )
+    assert high.scale is None and "never-seen level of 0.19" in high.reason
+    far = choose(
+        *halves({0.0: 0.5, -1.0: 0.05}, 0.2, {0.0: 0.4, -1.0: 0.4}),
+        METRICS["rouge_l"],
+        retain_bound=1,
+        **args,
+    )
+    assert far.scale == -1.0 and not far.confirmation.as_if_never_seen  # below the level, but not near it
+
+
+def test_perplexity_chooses_the_other_way_round():
+    from hf_taskvec.evaluation.choice import choose
+    from hf_taskvec.evaluation.metrics import METRICS
+
+    made = halves({0.0: 3.0, -0.5: 8.0, -1.0: 21.0}, 20.0, {0.0: 5.0, -0.5: 5.1, -1.0: 5.2})
+    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, bootstrap=(300, 0.95, 0))
+    assert found.scale == -1.0 and found.confirmation.as_if_never_seen
+    assert found.candidates[2].worst_retain == pytest.approx(0.04, abs=0.01)
+
+
+def test_a_retrained_reference_sets_the_never_seen_level(made):
     tokenizer, books, base, joint, single = made
     model = copy.deepcopy(joint)
-    edit = edit_of(model, base, single)
-    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 100)  # never saw the book to forget
+    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)  # never saw the book to forget
     args = {"tokenizer": tokenizer, "reference": retrained, **FAST}
-    free = sweep(model, edit, (-0.25, -0.5, -1, -2), books, SHORT, retain_bound=1.0, **args)
-    choice = free.choice
-    assert choice.target_from == "retrain" and free.reference is not None
-    qualified = [c.scale for c in choice.candidates if c.qualifies]
-    assert qualified and choice.scale == max(qualified)  # the smallest |λ|: all are negative
-    assert choice.confirmation.paired and choice.confirmation.scale == choice.scale
-    assert choice.confirmation.as_if_never_seen == choice.confirmation.difference.within(choice.margin)
-    strict = sweep(model, edit, (-0.25, -0.5, -1, -2), books, SHORT, retain_bound=0.0, **args)
-    assert strict.choice.scale is None and "no λ qualifies" in strict.choice.reason
-    assert strict.choice.pareto == free.choice.pareto
-    assert "No λ qualifies" in strict.to_markdown()
+    found = sweep(model, edit_of(model, base, single), [-1], books, SHORT, **args)
+    assert found.choice.target_from == "retrain" and found.reference not in (None, found.model)
+    assert found.choice.candidates[0].target < found.choice.candidates[0].forget
+    if found.choice.scale is None:
+        assert "No λ qualifies" in found.to_markdown()
 
 
 def test_without_a_reference_the_never_seen_level_is_that_of_held_out_text(report):
