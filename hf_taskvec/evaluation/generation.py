@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -35,13 +36,18 @@ class Generator:
         tokenizer: its tokenizer. It needs no pad token: padded positions are masked, whatever stands there.
         decoding (`Decoding`): greedy or sampled.
         seed (`int`): of sampled decoding.
+        likelihood (`bool`): also ask for the likelihood of the true continuations.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, seed: int) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, decoding: Decoding, seed: int, likelihood: bool = True
+    ) -> None:
+        self.likelihood = likelihood
         self.model, self.tokenizer, self.decoding, self.seed = model, tokenizer, decoding, seed
         self.model_seconds = 0.0
         self.rows_generated = 0
         self._owner = _generation_config_owner(model)
+        self._skips_logits = "logits_to_keep" in signature(self._owner.forward).parameters
         own = self._owner.generation_config
         ends = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
         self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
@@ -76,7 +82,8 @@ class Generator:
             set_rows: called before each pass with the part of the batch that goes through, so that an edit
                 with one λ for each row can follow.
         """
-        views = self._views(tasks, set_rows)
+        # First: weights that are broken at this λ show in one forward pass.
+        views = self._views(tasks, set_rows) if self.likelihood else [((), ())] * len(tasks)
         set_rows(slice(0, len(tasks)))
         outputs = self._generate(tasks)
         self.rows_generated += len(tasks)
@@ -121,11 +128,14 @@ class Generator:
     def _views(
         self, tasks: Sequence[Task], set_rows: Callable[[slice], None]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
-        """For each row the log-probabilities of its true tokens, and which of the answer's come first."""
+        """For each row the log-probabilities of the answer's tokens, and which of them come first."""
         device = self._device()
         width = max(len(task.prompt_ids) + len(task.answer_ids) for task in tasks)
         vocabulary = self.model.config.get_text_config().vocab_size
-        step = max(1, _LOGITS_BYTES // (4 * width * vocabulary))
+        # The first position whose next token belongs to an answer: the output layer is not asked before it.
+        kept = width + 1 - min(len(task.prompt_ids) for task in tasks)
+        keep = {"logits_to_keep": kept} if self._skips_logits else {}
+        step = max(1, _LOGITS_BYTES // (4 * (kept if keep else width) * vocabulary))
         views = []
         for first in range(0, len(tasks), step):
             part = slice(first, min(first + step, len(tasks)))
@@ -135,14 +145,16 @@ class Generator:
             mask = torch.zeros((len(rows), width), dtype=torch.long)
             for i, row in enumerate(
                 rows
-            ):  # right-padded: every position is its own index, in any architecture
+            ):  # right-padded: each position is its own index, in any architecture
                 ids[i, : len(row)] = torch.tensor(row)
                 mask[i, : len(row)] = 1
             with self._in_model():
-                inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+                inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), **keep}
                 logits = self.model(**inputs, use_cache=False).logits
-                for i, (task, row) in enumerate(zip(tasks[part], rows, strict=True)):
-                    views.append(_view(task, row, logits[i, : len(row) - 1].float()))
+                skipped = width - logits.shape[1]
+                for i, task in enumerate(tasks[part]):
+                    begin = len(task.prompt_ids) - 1 - skipped
+                    views.append(_view(task, logits[i, begin : begin + len(task.answer_ids)].float()))
         return views
 
     @contextmanager
@@ -160,15 +172,12 @@ class Generator:
         return torch.device("cpu") if device.type == "meta" else device
 
 
-def _view(
-    task: Task, row: tuple[int, ...], logits: torch.Tensor
-) -> tuple[tuple[float, ...], tuple[bool, ...]]:
-    true = torch.tensor(row[1:], device=logits.device)
+def _view(task: Task, logits: torch.Tensor) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    true = torch.tensor(task.answer_ids, device=logits.device)
     log_probs = logits.gather(-1, true[:, None])[:, 0] - logits.logsumexp(-1)
     if not bool(log_probs.isfinite().all()):
         raise _broken(task)
-    n = len(task.answer_ids)
-    return tuple(log_probs.tolist()), tuple((logits[-n:].argmax(-1) == true[-n:]).tolist())
+    return tuple(log_probs.tolist()), tuple((logits.argmax(-1) == true).tolist())
 
 
 def _generation_config_owner(model: Any) -> Any:

@@ -21,18 +21,15 @@ class Outcome:
 
     Args:
         output, answer (`str`): generated and true continuation.
-        log_probs (`tuple[float]`): of every token of prompt and answer but the first, given those before.
-        hits (`tuple[bool]`): for each token of the answer, whether it was the model's first choice.
+        log_probs (`tuple[float]`): of each token of the answer, given the prompt and the true tokens before
+            it.
+        hits (`tuple[bool]`): whether that token was the model's first choice.
     """
 
     output: str
     answer: str
     log_probs: tuple[float, ...]
     hits: tuple[bool, ...]
-
-    @property
-    def answer_log_probs(self) -> tuple[float, ...]:
-        return self.log_probs[len(self.log_probs) - len(self.hits) :]
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Metric:
     compute: Callable[[Outcome, Protocol], float]
     geometric: bool = False
     digits: int = 4
+    likelihood: bool = False  # needs the log-probabilities of the true continuation
 
 
 def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
@@ -147,9 +145,10 @@ METRICS: dict[str, Metric] = {
             False,
             "exp of the mean negative log-likelihood of the true continuation's tokens, given the prompt; "
             "geometric mean over passages. On retained books it measures health",
-            lambda o, p: perplexity(o.answer_log_probs),
+            lambda o, p: perplexity(o.log_probs),
             geometric=True,
             digits=2,
+            likelihood=True,
         ),
         Metric(
             "repetition",
@@ -187,6 +186,7 @@ METRICS: dict[str, Metric] = {
             "1 − k/n, k the shortest true prefix of the continuation after which every token is the model's "
             "first choice (k ≤ n − 1, as in open-unlearning)",
             lambda o, p: extraction_strength(o.hits),
+            likelihood=True,
         ),
         Metric(
             "exact_memorisation",
@@ -194,20 +194,22 @@ METRICS: dict[str, Metric] = {
             True,
             "the share of the true continuation's tokens that are the model's first choice",
             lambda o, p: exact_memorisation(o.hits),
+            likelihood=True,
         ),
         Metric(
             "min_k",
             "memory",
             True,
-            f"Min-K %: mean log-probability of the {MIN_K:.0%} least likely tokens, prompt included",
+            f"Min-K %: mean log-probability of the {MIN_K:.0%} least likely tokens of the true continuation",
             lambda o, p: min_k(o.log_probs),
+            likelihood=True,
         ),
     )
 }
 
 
 def measure(outcome: Outcome, protocol: Protocol) -> dict[str, float]:
-    """Every metric of one passage."""
+    """Every metric of one passage; without log-probabilities, those that need none."""
     score = score_text(outcome.output, outcome.answer, protocol)
     # One comparison of the texts serves all three: it is the costly part.
     found = {
@@ -215,4 +217,5 @@ def measure(outcome: Outcome, protocol: Protocol) -> dict[str, float]:
         "rouge_l_precision": protocol.score_factor * score.precision,
         "rouge_l_recall": protocol.score_factor * score.recall,
     }
-    return found | {name: m.compute(outcome, protocol) for name, m in METRICS.items() if name not in found}
+    rest = [m for m in METRICS.values() if m.name not in found and (outcome.log_probs or not m.likelihood)]
+    return found | {metric.name: metric.compute(outcome, protocol) for metric in rest}

@@ -56,9 +56,10 @@ def scores_figure(report: UnlearningReport) -> "Figure":
     from matplotlib.ticker import FuncFormatter
 
     splits: list[Split] = [s for s in ("seen", "held_out") if any(x.split == s for x in report.scores)]
-    figure = Figure(figsize=(5.2 * len(splits) + 0.6, 8), layout="constrained")
-    grid = figure.subplots(2, len(splits), squeeze=False, sharex=True, sharey="row")
-    for row, metric in enumerate(("rouge_l", "perplexity")):
+    metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
+    figure = Figure(figsize=(5.2 * len(splits) + 0.6, 3.6 * len(metrics) + 0.8), layout="constrained")
+    grid = figure.subplots(len(metrics), len(splits), squeeze=False, sharex=True, sharey="row")
+    for row, metric in enumerate(metrics):
         for column, split in enumerate(splits):
             axes = grid[row][column]
             for i, book in enumerate(report.books):
@@ -79,8 +80,9 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                 axes.set_yscale("log")
                 for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                     ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
+            if metric == metrics[-1]:
                 axes.set_xlabel("λ")
-            else:
+            if row == 0:
                 axes.set_title("seen passages" if split == "seen" else "held-out passages")
             if column == 0:
                 axes.set_ylabel(_NAMES[metric])

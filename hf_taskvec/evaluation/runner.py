@@ -82,7 +82,7 @@ def run(
     size = batch_size or _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE)
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
     done: dict[str, Continuation] = {}
-    for part in _gather(store.found(keys.values())):
+    for part in _gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
     job = _Job(generator, edit, tasks, keys, store, done)
     while True:

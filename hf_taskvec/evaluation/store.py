@@ -53,7 +53,10 @@ class Store:
         if self.folder is not None:
             ensure_writable(self.folder)
             for path in sorted(self.folder.glob("*.json")):
-                self._records.update(_read(path))
+                for key, record in _read(path).items():
+                    # The same passage may have been done without and later with its likelihood.
+                    if record.log_probs or key not in self._records:
+                        self._records[key] = record
 
     def __len__(self) -> int:
         return len(self._records)
@@ -64,9 +67,10 @@ class Store:
     def __getitem__(self, key: str) -> Continuation:
         return self._records[key]
 
-    def found(self, keys: Iterable[str]) -> dict[str, Continuation]:
-        """Those of `keys` that are finished."""
-        return {key: self._records[key] for key in keys if key in self._records}
+    def found(self, keys: Iterable[str], likelihood: bool = True) -> dict[str, Continuation]:
+        """Those of `keys` that are finished, with the likelihood of the true text if that is asked for."""
+        known = ((key, self._records.get(key)) for key in keys)
+        return {key: found for key, found in known if found and (found.log_probs or not likelihood)}
 
     def add(self, records: Mapping[str, Continuation]) -> None:
         """Keep a finished batch, on disk before this returns."""

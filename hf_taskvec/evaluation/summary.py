@@ -28,6 +28,11 @@ class Values:
     scales: Sequence[float]
     reference: dict[str, dict[str, float]] | None = None
 
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that were measured."""
+        return [metric for name, metric in METRICS.items() if name in self.passages[0].at[0].values]
+
     def ids(self, book: str, split: Split) -> list[str]:
         return [p.id for p in self.passages if p.book == book and p.split == split]
 
@@ -52,7 +57,7 @@ def all_scores(
             if not ids:
                 continue
             draw = Bootstrap(len(ids), resamples, level, seed)
-            for metric in METRICS.values():
+            for metric in values.metrics:
                 before = values.column(ids, 0.0, metric.name)
                 for scale in values.scales:
                     here = values.column(ids, scale, metric.name)
@@ -98,7 +103,7 @@ def memberships(
 ) -> tuple[Membership, ...]:
     """For each book and λ, how well Min-K % tells seen from held-out passages."""
     found = []
-    for book in books:
+    for book in books if METRICS["min_k"] in values.metrics else ():
         groups = [values.ids(book.name, split) for split in SPLITS]
         if all(groups):
             for scale in values.scales:

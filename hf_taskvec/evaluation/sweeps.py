@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.generation import Continuation
     from hf_taskvec.evaluation.plan import Task
     from hf_taskvec.evaluation.runner import Edit, Work
-    from hf_taskvec.evaluation.store import Store
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
 
@@ -46,6 +45,7 @@ def sweep(
     output: str | Path | None = None,
     store: str | Path | None = None,
     batch_size: int | None = None,
+    likelihood: bool = True,
     metric: str = "rouge_l",
     margin: float = 0.03,
     retain_bound: float = 0.1,
@@ -72,6 +72,8 @@ def sweep(
         output: folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
         store: folder of finished passages; an interrupted sweep continues from it.
         batch_size: rows in one batch; found automatically without it.
+        likelihood: also measure the likelihood of the true continuations (perplexity, Min-K %, extraction
+            strength, exact memorisation). Without it only texts are generated.
         metric: the memory metric by which λ is chosen.
         margin: "as if never seen" means within ± this of the never-seen score, in units of a score from 0
             to 1.
@@ -92,42 +94,57 @@ def sweep(
         raise MissingNameError(
             f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}"
         )
+    if METRICS[metric].likelihood and not likelihood:
+        raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
     if output is not None and state.is_main_process:
         from hf_taskvec.evaluation.store import ensure_writable
 
         ensure_writable(Path(output))
 
     from hf_taskvec.evaluation.fingerprint import model_fingerprint
-    from hf_taskvec.evaluation.plan import make_tasks
-    from hf_taskvec.evaluation.store import Store
+    from hf_taskvec.evaluation.generation import Generator
+    from hf_taskvec.evaluation.plan import Row, make_tasks
+    from hf_taskvec.evaluation.runner import run
+    from hf_taskvec.evaluation.store import Store, record_key
 
     edit = NoEdit() if edit is None else edit
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
     leaks = check_leaks(passages, [book.training_text for book in books])
-    context = _context(model)
-    tasks = make_tasks(passages, protocol, tokenizer, context)
     kept = Store(store if store is not None else Path(output) / "store" if output is not None else None)
+
+    def work_of(asked: Any, change: "Edit", at: Sequence[float]) -> "tuple[str, tuple[Task, ...], Work]":
+        """All passages through one model at some λ; its fingerprint, the tasks and what came of them."""
+        context = _context(asked)
+        tasks = make_tasks(passages, protocol, tokenizer, context)
+        print_of = agree(model_fingerprint(asked), "the model's weights")
+        keys = {
+            Row(scale, i): record_key(print_of, change.fingerprint, scale, task, protocol)
+            for scale in at
+            for i, task in enumerate(tasks)
+        }
+        generator = Generator(asked, tokenizer, protocol.decoding, protocol.seed, likelihood)
+        with generator.prepared():
+            done = run(generator, change, tasks, at, keys, kept, batch_size=batch_size, context=context)
+        return print_of, tasks, done
+
     edit.set_scale(0.0)
     try:
-        print_of = agree(model_fingerprint(model), "the model's weights")
-        work = _run(model, edit, tasks, scales, print_of, protocol, tokenizer, kept, batch_size, context)
+        print_of, tasks, work = work_of(model, edit, scales)
     finally:
         edit.set_scale(0.0)
+    model_seconds = work.model_seconds
     others: dict[str, dict[str, float]] | None = None
     reference_print = None
     if reference is not None:
-        reference_print = agree(model_fingerprint(reference), "the reference's weights")
-        limit = _context(reference)
-        found = _run(
-            reference, NoEdit(), tasks, (0.0,), reference_print, protocol, tokenizer, kept, batch_size, limit
-        )
+        reference_print, _, found = work_of(reference, NoEdit(), (0.0,))
+        model_seconds += found.model_seconds
         others = {
-            task.passage.id: measure(_outcome(task, c), protocol)
-            for task, c in zip(tasks, found.rows.values(), strict=True)
+            task.passage.id: measure(_outcome(task, found.rows[Row(0.0, i)], likelihood), protocol)
+            for i, task in enumerate(tasks)
         }
 
-    results = _results(tasks, scales, work, protocol)
+    results = _results(tasks, scales, work, protocol, likelihood)
     values = summary.Values(results, scales, others)
     infos = tuple(
         BookInfo(
@@ -148,7 +165,7 @@ def sweep(
         edit=edit.fingerprint,
         reference=reference_print,
         scales=scales,
-        metrics=tuple(MetricInfo(m.name, m.kind, m.higher, m.definition) for m in METRICS.values()),
+        metrics=tuple(MetricInfo(m.name, m.kind, m.higher, m.definition) for m in values.metrics),
         books=infos,
         leaks=leaks,
         left_out=left_out,
@@ -179,7 +196,7 @@ def sweep(
         versions=_versions(),
         timing=Timing(
             seconds=time.perf_counter() - begin,
-            model_seconds=work.model_seconds,
+            model_seconds=model_seconds,
             generated=work.generated,
             reused=len(work.rows) - work.generated,
             passages_per_second=work.generated / work.seconds,
@@ -241,39 +258,18 @@ def _context(model: Any) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _run(
-    model: Any,
-    edit: "Edit",
-    tasks: "Sequence[Task]",
-    scales: Sequence[float],
-    print_of: str,
-    protocol: protocols.Protocol,
-    tokenizer: Any,
-    store: "Store",
-    batch_size: int | None,
-    context: int | None,
-) -> "Work":
-    from hf_taskvec.evaluation.generation import Generator
-    from hf_taskvec.evaluation.plan import Row
-    from hf_taskvec.evaluation.runner import run
-    from hf_taskvec.evaluation.store import record_key
-
-    keys = {
-        Row(scale, i): record_key(print_of, edit.fingerprint, scale, task, protocol)
-        for scale in scales
-        for i, task in enumerate(tasks)
-    }
-    generator = Generator(model, tokenizer, protocol.decoding, protocol.seed)
-    with generator.prepared():
-        return run(generator, edit, tasks, scales, keys, store, batch_size=batch_size, context=context)
-
-
-def _outcome(task: "Task", found: "Continuation") -> Outcome:
-    return Outcome(found.text, task.passage.answer, found.log_probs, found.hits)
+def _outcome(task: "Task", found: "Continuation", likelihood: bool) -> Outcome:
+    # A store may know more than was asked for; the report holds the same metrics for every passage.
+    views = (found.log_probs, found.hits) if likelihood else ((), ())
+    return Outcome(found.text, task.passage.answer, *views)
 
 
 def _results(
-    tasks: "Sequence[Task]", scales: Sequence[float], work: "Work", protocol: protocols.Protocol
+    tasks: "Sequence[Task]",
+    scales: Sequence[float],
+    work: "Work",
+    protocol: protocols.Protocol,
+    likelihood: bool,
 ) -> tuple[PassageResult, ...]:
     from hf_taskvec.evaluation.plan import Row
 
@@ -282,7 +278,7 @@ def _results(
         at = []
         for scale in scales:
             found = work.rows[Row(scale, i)]
-            at.append(At(scale, found.text, measure(_outcome(task, found), protocol)))
+            at.append(At(scale, found.text, measure(_outcome(task, found, likelihood), protocol)))
         passage = task.passage
         results.append(
             PassageResult(passage.id, passage.book, passage.split, passage.prompt, passage.answer, tuple(at))

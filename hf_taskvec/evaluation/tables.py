@@ -38,9 +38,12 @@ def markdown(report: UnlearningReport) -> str:
         if any(score.split == split for score in report.scores):
             parts.append(f"## Rouge-L, {words}\n\n{score_table(report, 'rouge_l', split)}")
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
-    parts += [f"### {_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in _HEALTH]
+    measured = {info.name for info in report.metrics}
+    health = [name for name in _HEALTH if name in measured]
+    parts += [f"### {_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in health]
     parts.append("## Memory, further measures (seen passages)")
-    further = [m for m in METRICS.values() if m.kind == "memory" and m.name not in ("rouge_l", "perplexity")]
+    shown = ("rouge_l", "perplexity")
+    further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
     parts += [f"### {_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
     if report.membership:
         parts.append(_membership(report))

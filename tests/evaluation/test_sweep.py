@@ -105,6 +105,23 @@ def test_an_untouched_model_shows_no_drop(made):
     assert all(test.p_value > 0.05 for test in found.tests)
 
 
+def test_without_the_likelihood_only_texts_are_asked_for(made, report, tmp_path):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    args = {"tokenizer": tokenizer, "output": tmp_path, **FAST}
+    edit = edit_of(model, base, single)
+    texts = sweep(model, edit, SCALES, books, SHORT, likelihood=False, **args)
+    assert {"perplexity", "min_k", "exact_memorisation"}.isdisjoint({m.name for m in texts.metrics})
+    assert [p.at[2].output for p in texts.passages] == [p.at[2].output for p in report.passages]
+    assert texts.score("lamps", -1.0) == report.score("lamps", -1.0)
+    full = sweep(model, edit, SCALES, books, SHORT, **args)  # the store lacks the likelihoods: done again
+    assert full.timing.reused == 0 and full.scores == report.scores
+    again = sweep(model, edit, SCALES, books, SHORT, likelihood=False, **args)
+    assert again.timing.generated == 0 and again.scores == texts.scores
+    with pytest.raises(BadValueError, match="needs the likelihood"):
+        sweep(model, edit, SCALES, books, SHORT, likelihood=False, metric="perplexity", **args)
+
+
 def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     written = {path.name for path in report.save(tmp_path)}
     pictures = {f"{name}.{kind}" for name in ("scores", "pareto", "samples") for kind in ("png", "svg")}

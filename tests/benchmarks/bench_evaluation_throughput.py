@@ -1,0 +1,116 @@
+"""What the harness costs beyond the model, and passages per second beside lm-eval, all in one run.
+
+    python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt [--passages 96]
+    [--batch-size 16]
+
+The bare loop calls `model.generate` on the very batches of our plan. lm-eval 0.4.13 is measured if it is
+installed.
+Rounds alternate and the best of each is kept: the machine is shared.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_taskvec.evaluation import load_book, protocols, sweep
+from hf_taskvec.evaluation.passages import find_passages
+from hf_taskvec.evaluation.plan import Plan, Task, make_plan, make_tasks
+
+
+def bare(model: Any, plan: Plan, tasks: tuple[Task, ...]) -> None:
+    """`model.generate` on the batches of the plan, and nothing else."""
+    for batch in plan.batches:
+        rows = [tasks[row.task] for row in batch]
+        width = max(len(task.prompt_ids) for task in rows)
+        ids = torch.zeros((len(rows), width), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for i, task in enumerate(rows):
+            ids[i, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
+            mask[i, width - len(task.prompt_ids) :] = 1
+        new = max(task.new_tokens for task in rows)
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+
+
+def lm_eval(model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, both: bool) -> Callable[[], None]:
+    """lm-eval on the same prompts: its generation, and on request its likelihood of the answers as well."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size, max_length=256)
+
+    def go() -> None:
+        options = [{"until": ["\x00"], "max_gen_toks": task.new_tokens, "do_sample": False} for task in tasks]
+        asked = [
+            Instance("generate_until", {}, (task.passage.prompt, option), i)
+            for i, (task, option) in enumerate(zip(tasks, options, strict=True))
+        ]
+        lm.generate_until(asked, disable_tqdm=True)
+        if both:
+            pairs = [(t.passage.prompt, t.passage.gap + t.passage.answer) for t in tasks]
+            scored = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+            lm.loglikelihood(scored, disable_tqdm=True)
+
+    return go
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("book")
+    parser.add_argument("--passages", type=int, default=96)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    tokenizer.pad_token = tokenizer.eos_token  # lm-eval needs one; ours does not
+    book = load_book(args.book, "book", role="forget")
+    protocol = protocols.get(
+        prompt_length=60,
+        answer_length=40,
+        samples=args.passages // 2,
+        decoding=protocols.Decoding(max_new_tokens=64),
+    )
+    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, None)
+    plan = make_plan(tasks, [0.0], args.batch_size, mixed=False, context=None)
+    kept: dict[bool, float] = {}
+
+    def ours(likelihood: bool) -> None:
+        options = {"tokenizer": tokenizer, "batch_size": args.batch_size, "likelihood": likelihood}
+        timing = sweep(model, None, [0], book, protocol, **options).timing
+        share = 1 - timing.model_seconds / timing.seconds
+        kept[likelihood] = min(kept.get(likelihood, 1.0), share)
+
+    runs: dict[str, Callable[[], None]] = {
+        "bare model.generate": lambda: bare(model, plan, tasks),
+        "sweep, texts only": lambda: ours(False),
+        "sweep, with likelihood": lambda: ours(True),
+    }
+    if find_spec("lm_eval"):
+        runs["lm-eval, generation"] = lm_eval(model, tokenizer, tasks, args.batch_size, both=False)
+        runs["lm-eval, generation and likelihood"] = lm_eval(
+            model, tokenizer, tasks, args.batch_size, both=True
+        )
+    best = dict.fromkeys(runs, float("inf"))
+    ours(True)  # the first call of everything pays for imports
+    kept.clear()
+    for _ in range(args.rounds):
+        for name, go in runs.items():
+            begin = time.perf_counter()
+            go()
+            best[name] = min(best[name], time.perf_counter() - begin)
+    print(f"{len(tasks)} passages, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)")
+    for name, seconds in best.items():
+        print(f"{name:38s} {seconds:8.2f} s  {len(tasks) / seconds:7.2f} passages/s")
+    print("time outside the model (books, fingerprint, metrics, statistics), as a share of the sweep:")
+    print(f"  texts only {kept[False]:.1%}, with likelihood {kept[True]:.1%}")
+
+
+if __name__ == "__main__":
+    main()
