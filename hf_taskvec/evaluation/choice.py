@@ -43,9 +43,7 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, or `None` with the reason; and the λ that no other beats on both forgetting and
-    keeping.
-    """
+    """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping."""
 
     scale: float | None
     reason: str
@@ -60,9 +58,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Half:
-    """The values of the metric on one half of the passages: for each λ, passages of the forget books' seen
-    text, of each retained book; and the never-seen level, on the same passages (`reference`) or on held-out
-    text."""
+    """The metric on one half of the passages.
+
+    `forget` and `retain` hold the seen passages of the books, for each λ; the never-seen level is that of a
+    `reference` model on the same passages or, without one, of `held_out` text at λ=0.
+    """
 
     forget: Mapping[float, Array]
     retain: Mapping[str, Mapping[float, Array]]
@@ -104,10 +104,14 @@ def choose(
         chosen = fitting[0].scale
         confirmation = _confirm(chosen, reporting, metric, sign, margin, bootstrap)
         verdict = "is" if confirmation.as_if_never_seen else "is not shown to be"
+        cause = "is the smallest |λ| that qualifies on the choosing half"
+        if chosen == 0:
+            cause = (
+                "qualifies: the book is no better known than to a model that never saw it, nothing to forget"
+            )
         reason = (
-            f"λ={chosen:g} is the smallest |λ| that qualifies on the choosing half; on the other half the "
-            f"book "
-            f"{verdict} as if never seen (difference within ±{margin:g})"
+            f"λ={chosen:g} {cause}; on the other half the book {verdict} as if never seen "
+            f"(difference within ±{margin:g})"
         )
     else:
         chosen = None
@@ -174,9 +178,7 @@ def _confirm(
 def _pareto(
     scales: Sequence[float], choosing: Half, reporting: Half, metric: Metric, sign: float
 ) -> tuple[float, ...]:
-    """The λ for which no other forgets more and keeps as much, or keeps more and forgets as much (all
-    passages).
-    """
+    """The λ that no other beats in forgetting or keeping without losing in the other, on all passages."""
     points = {}
     for scale in scales:
         forget = sign * mean(

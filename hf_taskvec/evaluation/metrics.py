@@ -21,8 +21,7 @@ class Outcome:
 
     Args:
         output, answer (`str`): generated and true continuation.
-        log_probs (`tuple[float]`): of each token of the answer, given the prompt and the true tokens before
-            it.
+        log_probs (`tuple[float]`): of each token of the answer, given the true text before it.
         hits (`tuple[bool]`): whether that token was the model's first choice.
     """
 

@@ -127,7 +127,11 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
                 if report.choice is not None and scale == report.choice.scale:
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
             for text, a, b in _labels(report.scales, x, y):
-                place: dict[str, Any] = {"xytext": (9, 7), "textcoords": "offset points", "fontsize": 9}
+                place: dict[str, Any] = {
+                    "xytext": (9, 7 if i % 2 else -14),
+                    "textcoords": "offset points",
+                    "fontsize": 9,
+                }
                 axes.annotate(text, (a, b), color=_COLOURS[i % 7], **place)
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
@@ -145,14 +149,11 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
 
 
 def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
-    """A page of texts side by side: the true continuation, the output at λ=0 and at the chosen (or last)
-    λ.
-    """
+    """A page of texts side by side: the true continuation, the output at λ=0 and at the chosen or last λ."""
     from matplotlib.figure import Figure
 
-    scale = report.scales[-1]
-    if report.choice is not None and report.choice.scale is not None:
-        scale = report.choice.scale
+    chosen = report.choice.scale if report.choice is not None else None
+    scale = chosen or report.scales[-1]  # if λ=0 is chosen there is no "after"
     rows = [p for book in report.books for p in _telling(report, book.name, scale, each)]
     columns = ("prompt (its end)", "true continuation", "λ = 0", f"λ = {scale:g}".replace("-", "−"))
     cells = [

@@ -2,24 +2,22 @@
 
 `report.json` is this dataclass, field for field (`SCHEMA`, version `VERSION`):
 
-| field | what it holds |
-|---|---|
-| `schema`, `version` | what the file is; the version goes up whenever a field changes its meaning |
-| `protocol` | the protocol's fields and hash; only reports with the same hash may share a table |
-| `model`, `edit`, `reference` | fingerprints: of the model at λ=0, of the edit, of the retrained model if
-given | | `scales` | the values of λ, 0 first |
-| `metrics` | for each metric: kind (`memory`, `health`), whether higher means more of it, definition |
-| `books` | name, role, fingerprint, seed, number of passages in each split |
-| `leaks` | the leak check over all books together, and how many passages it left out |
-| `scores` | for each book, split, λ and metric: value, paired difference and relative change to λ=0
-(fractions), | | | each with its confidence interval |
-| `tests` | p-values of "the forget book lost more than the retain book" |
-| `membership` | AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart) |
-| `choice` | the chosen λ (or none, and why), its candidates, its confirmation on the other half, the Pareto
-front | | `passages` | prompt, true answer, and for each λ the output and all values |
-| `settings` | seeds, level and number of resamples, batch plan, margins |
-| `versions` | of Python and the libraries |
-| `timing` | seconds, passages per second, processes: the only part that differs between equal runs |
+- `schema`, `version`: what the file is; the version goes up whenever a field changes its meaning.
+- `protocol`: the protocol's fields and hash; only reports with the same hash may share a table.
+- `model`, `edit`, `reference`: fingerprints of the model at λ=0, the edit, and the retrained model if given.
+- `scales`: the values of λ, 0 first.
+- `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition.
+- `books`: name, role, fingerprint, seed, and the number of passages in each split.
+- `leaks`, `left_out`: the leak check over all books together, and how many passages it left out.
+- `scores`: for each book, split, λ and metric the value, and the paired difference and relative change (a
+  fraction) against λ=0, each with its confidence interval.
+- `tests`: p-values of "the forget book lost more than the other book".
+- `membership`: AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart).
+- `choice`: the chosen λ, or none and why; the candidates, the confirmation, the Pareto front.
+- `passages`: prompt, true answer, and for each λ the output and all values.
+- `settings`: seed, level and number of resamples and permutations, the batch plan.
+- `versions`: of Python and the libraries.
+- `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
 """
 
 import json
@@ -76,9 +74,7 @@ class Score:
 
 @dataclass(frozen=True)
 class LossTest:
-    """Did the forget book lose more of `metric` than the retain book? Losses are shares of each book's
-    λ=0.
-    """
+    """Did the forget book lose more of `metric` than the other? Losses are shares of each book's λ=0."""
 
     forget: str
     retain: str
@@ -138,9 +134,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class UnlearningReport:
-    """What was forgotten, what was kept, and how sure we are. Made by `sweep`; see the module for the
-    fields.
-    """
+    """What was forgotten, what was kept, and how sure we are. Made by `sweep`; fields as in the module."""
 
     protocol: Protocol
     model: str

@@ -14,8 +14,7 @@ from hf_taskvec.evaluation.store import Store
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-# Rows of the first attempt, by kind of device. Only the device decides, so that any number of processes
-# agrees.
+# Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
 _FIRST_SIZE_ELSEWHERE = 64
 _NO_MEMORY = "memory runs out even for a single passage; use a smaller model or shorter passages"

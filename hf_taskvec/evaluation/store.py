@@ -2,8 +2,8 @@
 
 A record is known by what made it: the model's fingerprint, the edit's, λ, the passage and the protocol with
 its decoding; never by a rank or a path. Each finished batch is one JSON file under the hash of its content,
-written
-beside and renamed: a killed process leaves a whole file or none, and two processes cannot spoil each other's.
+written beside and renamed: a killed process leaves a whole file or none, and two processes cannot spoil
+each other's.
 """
 
 import hashlib

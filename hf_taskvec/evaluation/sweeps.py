@@ -96,7 +96,7 @@ def sweep(
         )
     if METRICS[metric].likelihood and not likelihood:
         raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
-    if output is not None and state.is_main_process:
+    if output is not None:
         from hf_taskvec.evaluation.store import ensure_writable
 
         ensure_writable(Path(output))

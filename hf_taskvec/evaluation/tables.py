@@ -113,12 +113,16 @@ def _cell(score: Score, metric: Metric) -> str:
 
 def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
     form = "+" if sign else ""
+    if abs(value) >= 1e5:
+        digits, value = None, float(f"{value:.3g}")  # a broken model's perplexity
     text = format(value, f"{form}g") if digits is None else format(value, f"{form}.{digits}f")
     return text.replace("-", "−")
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:+.2f} %".replace("-", "−")
+    if share >= 10:
+        return f"×{1 + share:.3g}"
+    return f"{100 * share + 0.0:+.2f} %".replace("-", "−")  # + 0.0: there is no −0 %
 
 
 def _choice(report: UnlearningReport) -> str:
@@ -139,7 +143,8 @@ def _choice(report: UnlearningReport) -> str:
         )
         for book, loss in confirmed.retain_losses.items():
             lines.append(
-                f"{book} lost {_percent(loss.value)} [{_percent(loss.low)}, {_percent(loss.high)}] there."
+                f"{book} lost {_percent(loss.value)} [{_percent(loss.low)}, {_percent(loss.high)}] of its "
+                "score there."
             )
     source = (
         "a model retrained without the book" if choice.target_from == "retrain" else "held-out text at λ=0"

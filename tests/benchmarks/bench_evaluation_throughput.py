@@ -1,6 +1,6 @@
 """What the harness costs beyond the model, and passages per second beside lm-eval, all in one run.
 
-    python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt [--passages 96]
+    python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt [--passages 32]
     [--batch-size 16]
 
 The bare loop calls `model.generate` on the very batches of our plan. lm-eval 0.4.13 is measured if it is
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("book")
-    parser.add_argument("--passages", type=int, default=96)
+    parser.add_argument("--passages", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -78,12 +78,13 @@ def main() -> None:
         decoding=protocols.Decoding(max_new_tokens=64),
     )
     tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, None)
-    plan = make_plan(tasks, [0.0], args.batch_size, mixed=False, context=None)
+    scales = [0.0, -0.5, -1.0]  # nothing is edited: the same work three times, as a sweep does it
+    plan = make_plan(tasks, scales, args.batch_size, mixed=False, context=None)
     kept: dict[bool, float] = {}
 
     def ours(likelihood: bool) -> None:
         options = {"tokenizer": tokenizer, "batch_size": args.batch_size, "likelihood": likelihood}
-        timing = sweep(model, None, [0], book, protocol, **options).timing
+        timing = sweep(model, None, scales, book, protocol, **options).timing
         share = 1 - timing.model_seconds / timing.seconds
         kept[likelihood] = min(kept.get(likelihood, 1.0), share)
 
@@ -93,7 +94,9 @@ def main() -> None:
         "sweep, with likelihood": lambda: ours(True),
     }
     if find_spec("lm_eval"):
-        runs["lm-eval, generation"] = lm_eval(model, tokenizer, tasks, args.batch_size, both=False)
+        runs["lm-eval, generation"] = lm_eval(
+            model, tokenizer, tasks * len(scales), args.batch_size, both=False
+        )
         runs["lm-eval, generation and likelihood"] = lm_eval(
             model, tokenizer, tasks, args.batch_size, both=True
         )
@@ -105,9 +108,13 @@ def main() -> None:
             begin = time.perf_counter()
             go()
             best[name] = min(best[name], time.perf_counter() - begin)
-    print(f"{len(tasks)} passages, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)")
+    rows = len(tasks) * len(scales)
+    print(
+        f"{len(tasks)} passages at {len(scales)} λ, batch size {args.batch_size}, "
+        f"{torch.get_num_threads()} thread(s)"
+    )
     for name, seconds in best.items():
-        print(f"{name:38s} {seconds:8.2f} s  {len(tasks) / seconds:7.2f} passages/s")
+        print(f"{name:38s} {seconds:8.2f} s  {rows / seconds:7.2f} passages/s")
     print("time outside the model (books, fingerprint, metrics, statistics), as a share of the sweep:")
     print(f"  texts only {kept[False]:.1%}, with likelihood {kept[True]:.1%}")
 
