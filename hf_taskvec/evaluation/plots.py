@@ -106,6 +106,7 @@ def scores_figure(report: UnlearningReport) -> "Figure":
 def pareto_figure(report: UnlearningReport) -> "Figure":
     """The forget books' score against each other book's, a point for each λ, the chosen one ringed."""
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
 
     metric = METRICS[report.choice.metric if report.choice is not None else "rouge_l"]
     figure = Figure(figsize=(7.5, 6.2), layout="constrained")
@@ -126,13 +127,11 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
                 axes.plot([a], [b], markersize=8, **(_look(i) | {"linestyle": ""} | inside))
                 if report.choice is not None and scale == report.choice.scale:
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
+            halo = [withStroke(linewidth=3, foreground="white")]  # legible where lines cross
+            offset, side = ((-8, 7), "right") if i % 2 else ((9, -14), "left")
             for text, a, b in _labels(report.scales, x, y):
-                place: dict[str, Any] = {
-                    "xytext": (9, 7 if i % 2 else -14),
-                    "textcoords": "offset points",
-                    "fontsize": 9,
-                }
-                axes.annotate(text, (a, b), color=_COLOURS[i % 7], **place)
+                place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
+                axes.annotate(text, (a, b), color=_COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
     else:

@@ -1,5 +1,4 @@
-"""A small sweep for `accelerate launch`: python launched_sweep.py OUTPUT [BATCH_SIZE] [PROTOCOL FIELD=VALUE
-...].
+"""A small sweep for `accelerate launch`: launched_sweep.py OUTPUT BATCH_SIZE [sampled] [rows].
 
 Trains nothing and reads nothing: the same weights in every process, from a seed.
 """
