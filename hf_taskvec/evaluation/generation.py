@@ -198,14 +198,20 @@ def _broken(task: Task) -> BadValueError:
 
 
 class _Watch(LogitsProcessor):
-    """Notices NaN logits without waiting for the device at every step."""
+    """Notices NaN logits without waiting for the device at every step.
+
+    Broken weights of the output layer show in the first step, which is looked at entirely; broken hidden
+    states make every logit NaN, so one column tells of them later on.
+    """
 
     def __init__(self) -> None:
         self.broken: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        bad = scores.isnan().any(dim=-1)
-        self.broken = bad if self.broken is None else self.broken | bad
+        if self.broken is None:
+            self.broken = scores.isnan().any(dim=-1)
+        else:
+            self.broken = self.broken | scores[:, 0].isnan()
         return scores
 
     def raise_if_broken(self, tasks: Sequence[Task]) -> None:
