@@ -38,14 +38,19 @@ def bare(model: Any, plan: Plan, tasks: tuple[Task, ...]) -> None:
             model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
 
 
-def lm_eval(model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, both: bool) -> Callable[[], None]:
-    """lm-eval on the same prompts: its generation, and on request its likelihood of the answers as well."""
+def lm_eval(
+    model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, times: int, both: bool
+) -> Callable[[], None]:
+    """lm-eval on the same prompts: its generation, and on request its likelihood of the answers as well.
+
+    One call for each λ, as for models that differ: within one call it would merge equal requests.
+    """
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size, max_length=256)
 
-    def go() -> None:
+    def once() -> None:
         options = [{"until": ["\x00"], "max_gen_toks": task.new_tokens, "do_sample": False} for task in tasks]
         asked = [
             Instance("generate_until", {}, (task.passage.prompt, option), i)
@@ -56,6 +61,10 @@ def lm_eval(model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, both
             pairs = [(t.passage.prompt, t.passage.gap + t.passage.answer) for t in tasks]
             scored = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
             lm.loglikelihood(scored, disable_tqdm=True)
+
+    def go() -> None:
+        for _ in range(times):
+            once()
 
     return go
 
@@ -96,10 +105,10 @@ def main() -> None:
     }
     if find_spec("lm_eval"):
         runs["lm-eval, generation"] = lm_eval(
-            model, tokenizer, tasks * len(scales), args.batch_size, both=False
+            model, tokenizer, tasks, args.batch_size, len(scales), both=False
         )
         runs["lm-eval, generation and likelihood"] = lm_eval(
-            model, tokenizer, tasks * len(scales), args.batch_size, both=True
+            model, tokenizer, tasks, args.batch_size, len(scales), both=True
         )
     clock: dict[str, list[float]] = {name: [] for name in runs}
     processor: dict[str, list[float]] = {name: [] for name in runs}
