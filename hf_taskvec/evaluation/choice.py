@@ -1,0 +1,191 @@
+"""Which λ: the gentlest one after which the book is no better known than to a model that never saw it.
+
+λ is chosen on one half of the passages and confirmed on the other, or the chosen score would flatter itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hf_taskvec.evaluation.metrics import Metric
+from hf_taskvec.evaluation.statistics import Array, Bootstrap, Interval, mean
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One λ, on the half of the passages that chooses.
+
+    `forget` is the score of the forget books' seen passages and `target` that of a model that never saw them;
+    `worst_retain` is the largest relative loss of a retained book.
+    """
+
+    scale: float
+    forget: float
+    target: float
+    worst_retain: float
+    qualifies: bool
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The chosen λ on the other half. `difference` is score minus the never-seen target."""
+
+    scale: float
+    forget: Interval
+    target: float
+    difference: Interval
+    paired: bool
+    as_if_never_seen: bool
+    retain_losses: dict[str, Interval]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping."""
+
+    scale: float | None
+    reason: str
+    metric: str
+    target_from: Literal["retrain", "held_out"]
+    margin: float
+    retain_bound: float
+    candidates: tuple[Candidate, ...]
+    confirmation: Confirmation | None
+    pareto: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Half:
+    """The metric on one half of the passages.
+
+    `forget` and `retain` hold the seen passages of the books, for each λ; the never-seen level is that of a
+    `reference` model on the same passages or, without one, of `held_out` text at λ=0.
+    """
+
+    forget: Mapping[float, Array]
+    retain: Mapping[str, Mapping[float, Array]]
+    held_out: Array
+    reference: Array | None
+
+
+def choose(
+    scales: Sequence[float],
+    choosing: Half,
+    reporting: Half,
+    metric: Metric,
+    *,
+    margin: float,
+    retain_bound: float,
+    bootstrap: tuple[int, float, int],
+) -> Choice:
+    """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
+
+    Args:
+        scales: the values of λ, 0 among them.
+        choosing, reporting (`Half`): the two halves of the passages.
+        metric (`Metric`): a memory metric; `higher` says which way forgetting goes.
+        margin (`float`): "as if never seen" means that the interval of the difference lies within ± this.
+        retain_bound (`float`): the share of its score at λ=0 that a retained book may lose.
+        bootstrap: resamples, level and seed.
+    """
+    sign = 1.0 if metric.higher else -1.0
+    candidates = []
+    for scale in scales:
+        forget = mean(choosing.forget[scale], metric.geometric)
+        target = mean(_target(choosing), metric.geometric)
+        worst = max((sign * _loss(values, scale, metric) for values in choosing.retain.values()), default=0.0)
+        fits = sign * forget <= sign * target and worst <= retain_bound
+        candidates.append(Candidate(scale, forget, target, worst, fits))
+    fitting = sorted((c for c in candidates if c.qualifies), key=lambda c: (abs(c.scale), c.scale))
+    confirmation = None
+    if fitting:
+        chosen = fitting[0].scale
+        confirmation = _confirm(chosen, reporting, metric, sign, margin, bootstrap)
+        verdict = "is" if confirmation.as_if_never_seen else "is not shown to be"
+        cause = "is the smallest |λ| that qualifies on the choosing half"
+        if chosen == 0:
+            cause = "qualifies: the book is no better known than to a model that never saw it, nothing to forget"
+        reason = (
+            f"λ={chosen:g} {cause}; on the other half the book {verdict} as if never seen "
+            f"(difference within ±{margin:g})"
+        )
+    else:
+        chosen = None
+        enough = [c for c in candidates if sign * c.forget <= sign * c.target]
+        cause = (
+            f"every λ that forgets enough costs a retained book more than {retain_bound:.0%}"
+            if enough
+            else f"none brings the forget score to the never-seen level of {candidates[0].target:.4g}"
+        )
+        reason = f"no λ qualifies: {cause}"
+    return Choice(
+        scale=chosen,
+        reason=reason,
+        metric=metric.name,
+        target_from="held_out" if choosing.reference is None else "retrain",
+        margin=margin,
+        retain_bound=retain_bound,
+        candidates=tuple(candidates),
+        confirmation=confirmation,
+        pareto=_pareto(scales, choosing, reporting, metric, sign),
+    )
+
+
+def _target(half: Half) -> Array:
+    return half.held_out if half.reference is None else half.reference
+
+
+def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
+    before = mean(values[0.0], metric.geometric)
+    return 0.0 if before == 0 else 1 - mean(values[scale], metric.geometric) / before
+
+
+def _confirm(
+    scale: float, half: Half, metric: Metric, sign: float, margin: float, bootstrap: tuple[int, float, int]
+) -> Confirmation:
+    resamples, level, seed = bootstrap
+    draw = Bootstrap(len(half.forget[scale]), resamples, level, seed)
+    values, target, geometric = half.forget[scale], _target(half), metric.geometric
+    forget = draw.mean(values, geometric)
+    if half.reference is not None:
+        difference = draw.difference(values, half.reference, geometric)
+    else:  # other passages than the forgotten ones: nothing to pair, each group is drawn on its own
+        apart = Bootstrap(len(target), resamples, level, seed + 1)
+        spread = draw.means(values, geometric) - apart.means(target, geometric)
+        difference = draw.interval(mean(values, metric.geometric) - mean(target, metric.geometric), spread)
+    losses = {}
+    for name, kept in half.retain.items():
+        own = Bootstrap(len(kept[scale]), resamples, level, seed)
+        change = own.relative(kept[scale], kept[0.0], geometric)
+        if change is not None:
+            ends = sorted((-sign * change.low, -sign * change.high))
+            losses[name] = Interval(-sign * change.value, *ends)
+    return Confirmation(
+        scale=scale,
+        forget=forget,
+        target=mean(target, metric.geometric),
+        difference=difference,
+        paired=half.reference is not None,
+        as_if_never_seen=difference.within(margin),
+        retain_losses=losses,
+    )
+
+
+def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, metric: Metric, sign: float) -> tuple[float, ...]:
+    """The λ that no other beats in forgetting or keeping without losing in the other, on all passages."""
+    points = {}
+    for scale in scales:
+        forget = sign * mean(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
+        kept = [
+            sign * mean(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
+            for name in choosing.retain
+        ]
+        points[scale] = (forget, float(np.mean(kept)) if kept else 0.0)
+
+    def beaten(scale: float) -> bool:
+        forget, kept = points[scale]
+        return any(f <= forget and k >= kept and (f, k) != (forget, kept) for f, k in points.values())
+
+    return tuple(scale for scale in scales if not beaten(scale))

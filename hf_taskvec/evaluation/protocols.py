@@ -1,0 +1,213 @@
+"""Named, versioned ways to ask a model for a book: lengths, placement, decoding and scorer.
+
+A protocol is a frozen value with a hash over everything that can change a score. Results carry both, and are
+put into one table only if they agree. `taskvec-v1` is ours and the default; the others are the literature's:
+
+- `ssu-v1`: Dou et al. 2024, first version, which the main paper used, scored with `rouge_score`;
+  `ssu-v1-pypi` is the same with the scorer that its authors ran (the PyPI package `rouge`).
+- `ssu-v2`: its second version, sampled. Its authors' default prompt also contains the answer; ours does not.
+- `muse-verbmem`: Shi et al. 2024, on ready-made prompts. `open-unlearning`: the same, but with stemmed words.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+
+Unit = Literal["words", "tokens"]
+Placement = Literal["disjoint", "random", "stride", "given"]
+Scorer = Literal["rouge_l", "rouge_l_stemmed", "pypi_rouge_l"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the continuation is produced. Temperature 0 is greedy.
+
+    Args:
+        max_new_tokens (`int`, *optional*): at most so many; without it, as many as the true answer has.
+        total_length (`int`, *optional*): prompt and continuation together have at most so many tokens.
+        temperature (`float`): 0 takes the most probable token.
+        top_p (`float`): the nucleus that is sampled from.
+    """
+
+    max_new_tokens: int | None = None
+    total_length: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the fields."""
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Everything that decides which text is asked for and how the answer is scored.
+
+    Args:
+        name (`str`): what results are reported under.
+        version (`int`): goes up whenever the same fields would give other numbers.
+        unit (`"words"` or `"tokens"`): what the lengths count.
+        prompt_length, answer_length (`int`): of each passage; for ready-made pairs the answer is cut to it.
+        placement: where passages begin. `"disjoint"`: at sentence starts, none overlapping another;
+            `"random"`: at random sentence starts, overlaps allowed; `"stride"`: every `stride` units;
+            `"given"`: the pairs come ready-made.
+        stride (`int`): for `placement="stride"`.
+        lower_case (`bool`): lower-case prompt and answer.
+        samples (`int`, *optional*): at most so many passages of each book and split.
+        seed (`int`): of the choice of passages and of sampled decoding.
+        leak_free (`bool`): passages whose answer stands elsewhere are left out, and this is checked.
+        decoding (`Decoding`): greedy or sampled, and for how long.
+        scorer: `rouge_l`, `rouge_l_stemmed` or `pypi_rouge_l`.
+        score_factor (`float`): scores are multiplied by it (MUSE reports percent).
+    """
+
+    name: str
+    version: int
+    unit: Unit
+    prompt_length: int
+    answer_length: int
+    placement: Placement
+    stride: int = 0
+    lower_case: bool = False
+    samples: int | None = None
+    seed: int = 0
+    leak_free: bool = False
+    decoding: Decoding = Decoding()
+    scorer: Scorer = "rouge_l"
+    score_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.prompt_length < 1 or self.answer_length < 1:
+            raise BadValueError(
+                f"protocol {self.name!r}: prompt_length={self.prompt_length} and answer_length="
+                f"{self.answer_length} must both be at least 1"
+            )
+        if self.samples is not None and self.samples < 1:
+            raise BadValueError(f"protocol {self.name!r}: samples={self.samples} must be at least 1, or None for all")
+        if self.placement == "stride" and self.stride < 1:
+            raise BadValueError(f"protocol {self.name!r}: placement 'stride' needs stride >= 1")
+        if self.decoding.temperature < 0 or not 0 < self.decoding.top_p <= 1:
+            raise BadValueError(
+                f"protocol {self.name!r}: temperature={self.decoding.temperature} must be >= 0 and "
+                f"top_p={self.decoding.top_p} in (0, 1]"
+            )
+
+    @property
+    def hash(self) -> str:
+        """sha256 over all fields: two results are comparable only if it is the same."""
+        return _digest(asdict(self))
+
+    @property
+    def id(self) -> str:
+        """The name and the beginning of the hash, as tables show it."""
+        return f"{self.name}@{self.hash[:8]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields and the hash, as `report.json` holds them."""
+        return {**asdict(self), "hash": self.hash}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Protocol":
+        """The protocol that `to_dict` described; the hash is computed anew."""
+        rest = {key: value for key, value in fields.items() if key != "hash"}
+        return cls(**{**rest, "decoding": Decoding(**rest["decoding"])})
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+OURS = Protocol(
+    name="taskvec-v1",
+    version=1,
+    unit="words",
+    prompt_length=100,
+    answer_length=50,
+    placement="disjoint",
+    samples=100,
+    leak_free=True,
+)
+_SSU_V1 = Protocol(
+    name="ssu-v1",
+    version=1,
+    unit="words",
+    prompt_length=200,
+    answer_length=150,
+    placement="random",
+    samples=50,
+    decoding=Decoding(total_length=500),
+)
+_MUSE = Protocol(
+    name="muse-verbmem",
+    version=1,
+    unit="tokens",
+    prompt_length=1,
+    answer_length=128,
+    placement="given",
+    decoding=Decoding(max_new_tokens=128),
+    score_factor=100.0,
+)
+_ALL = {
+    protocol.name: protocol
+    for protocol in (
+        OURS,
+        _SSU_V1,
+        replace(_SSU_V1, name="ssu-v1-pypi", scorer="pypi_rouge_l"),
+        Protocol(
+            name="ssu-v2",
+            version=1,
+            unit="words",
+            prompt_length=100,
+            answer_length=100,
+            placement="stride",
+            stride=200,
+            lower_case=True,
+            samples=200,
+            seed=42,
+            decoding=Decoding(temperature=0.4, top_p=0.8),
+        ),
+        _MUSE,
+        replace(_MUSE, name="open-unlearning", scorer="rouge_l_stemmed", score_factor=1.0),
+    )
+}
+
+
+def names() -> list[str]:
+    """The names that `get` knows, the default first."""
+    return list(_ALL)
+
+
+def get(protocol: str | Protocol | None = None, **changes: Any) -> Protocol:
+    """The protocol of that name (ours without one), with some fields changed on request.
+
+    A changed protocol keeps its name but has another hash: its results share no table with the original's.
+
+    >>> get("muse-verbmem").decoding.max_new_tokens
+    128
+    >>> get(prompt_length=30).hash == get().hash
+    False
+    """
+    if isinstance(protocol, Protocol):
+        chosen = protocol
+    elif protocol is None:
+        chosen = OURS
+    elif protocol in _ALL:
+        chosen = _ALL[protocol]
+    else:
+        raise MissingNameError(
+            f"no protocol {protocol!r}.{did_you_mean(protocol, _ALL)} The protocols are {', '.join(_ALL)}; "
+            "another one is a `Protocol(...)` of your own"
+        )
+    unknown = sorted(set(changes) - set(Protocol.__dataclass_fields__))
+    if unknown:
+        hint = did_you_mean(unknown[0], Protocol.__dataclass_fields__)
+        raise MissingNameError(f"a protocol has no field {unknown[0]!r}.{hint}")
+    return replace(chosen, **changes) if changes else chosen

@@ -1,0 +1,112 @@
+"""Rouge-L, equal to `rouge_score` to the last bit and much faster.
+
+`rouge_score` fills an n×m table in Python and stems every word anew. Here the words become small ints, their
+longest common subsequence is found by rapidfuzz's bit-parallel routine, and each word is stemmed once.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rapidfuzz.distance import LCSseq
+
+_WORDS = re.compile(r"[a-z0-9]+")
+
+
+@dataclass(frozen=True)
+class RougeScore:
+    """Precision, recall and F1 of one prediction against one reference, each between 0 and 1."""
+
+    precision: float
+    recall: float
+    fmeasure: float
+
+
+@lru_cache(maxsize=1)
+def _stemmer() -> Any:
+    from nltk.stem.porter import PorterStemmer  # what rouge_score uses, with its default mode
+
+    return PorterStemmer()
+
+
+@lru_cache(maxsize=1 << 17)
+def _stem(word: str) -> str:
+    # rouge_score leaves words of up to three letters alone.
+    return str(_stemmer().stem(word)) if len(word) > 3 else word
+
+
+def words(text: str, stemmer: bool = False) -> list[str]:
+    """The tokens that `rouge_score` compares: runs of a–z and 0–9 in the lower-cased text, or their stems.
+
+    >>> words("It was “Réal”, wasn't it?")
+    ['it', 'was', 'r', 'al', 'wasn', 't', 'it']
+    """
+    found = _WORDS.findall(text.lower())
+    return [_stem(word) for word in found] if stemmer else found
+
+
+def rouge_l(prediction: str, reference: str, stemmer: bool = False) -> RougeScore:
+    """The Rouge-L precision, recall and F1 of `prediction`, bit for bit those of `rouge_score`.
+
+    Args:
+        prediction (`str`): the generated text.
+        reference (`str`): the true text.
+        stemmer (`bool`): compare Porter stems, as `RougeScorer(use_stemmer=True)` does.
+
+    >>> rouge_l("the cat sat", "the cat sat on the mat").recall
+    0.5
+    """
+    predicted, true = words(prediction, stemmer), words(reference, stemmer)
+    if not predicted or not true:
+        return RougeScore(0.0, 0.0, 0.0)
+    ids: dict[str, int] = {}
+    left = [ids.setdefault(word, len(ids)) for word in true]
+    right = [ids.setdefault(word, len(ids)) for word in predicted]
+    common = LCSseq.similarity(left, right)
+    precision, recall = common / len(right), common / len(left)
+    # Written as rouge_score writes it: another order of the operations would round differently.
+    fmeasure = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+    return RougeScore(precision, recall, fmeasure)
+
+
+def pypi_rouge_l(prediction: str, reference: str) -> RougeScore:
+    """What the PyPI package `rouge` 1.0.1 calls rouge-l: summary level, over *sets* of words.
+
+    SSU's first version reports it. A word counts once however often it occurs, "sentences" end at each full
+    stop, case and punctuation count. It is not comparable with `rouge_l`, hence its own name.
+    """
+    predicted = [sentence.split() for sentence in prediction.split(".") if sentence]
+    true = [sentence.split() for sentence in reference.split(".") if sentence]
+    # `rouge` splits " ".join(...) at single spaces, so an all-blank sentence holds one word: the empty one.
+    predicted = [sentence or [""] for sentence in predicted]
+    true = [sentence or [""] for sentence in true]
+    if not predicted or not true:
+        return RougeScore(0.0, 0.0, 0.0)  # `rouge` raises here
+    union: set[str] = set()
+    for sentence in true:
+        for other in predicted:
+            union.update(_one_lcs(sentence, other))
+    recall = len(union) / len({word for sentence in true for word in sentence})
+    precision = len(union) / len({word for sentence in predicted for word in sentence})
+    return RougeScore(precision, recall, 2.0 * ((precision * recall) / (precision + recall + 1e-8)))
+
+
+def _one_lcs(left: list[str], right: list[str]) -> list[str]:
+    """The words of one longest common subsequence; among equals the one that `rouge` walks back to."""
+    rows, columns = len(left), len(right)
+    table = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i, word in enumerate(left):
+        above, here = table[i], table[i + 1]
+        for j, other in enumerate(right):
+            here[j + 1] = above[j] + 1 if word == other else max(above[j + 1], here[j])
+    found, i, j = [], rows, columns
+    while i and j:
+        if left[i - 1] == right[j - 1]:
+            found.append(left[i - 1])
+            i, j = i - 1, j - 1
+        elif table[i - 1][j] > table[i][j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    return found

@@ -1,0 +1,134 @@
+"""What the harness costs beyond the model, and passages per second beside lm-eval, all in one run.
+
+    python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt [--passages 32]
+    [--batch-size 16]
+
+The bare loop calls `model.generate` on the very batches of our plan. lm-eval 0.4.13 is measured if it is
+installed.
+Rounds alternate and every time is printed. On a shared machine only times of the same round compare, and the
+seconds of the processor (one thread: OMP_NUM_THREADS=1) are steadier than those of the clock.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_taskvec.evaluation import load_book, protocols, sweep
+from hf_taskvec.evaluation.passages import find_passages
+from hf_taskvec.evaluation.plan import Plan, Task, make_plan, make_tasks
+
+
+def bare(model: Any, plan: Plan, tasks: tuple[Task, ...]) -> None:
+    """`model.generate` on the batches of the plan, and nothing else."""
+    for batch in plan.batches:
+        rows = [tasks[row.task] for row in batch]
+        width = max(len(task.prompt_ids) for task in rows)
+        ids = torch.zeros((len(rows), width), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for i, task in enumerate(rows):
+            ids[i, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
+            mask[i, width - len(task.prompt_ids) :] = 1
+        new = max(task.new_tokens for task in rows)
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+
+
+def lm_eval(
+    model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, times: int, both: bool
+) -> Callable[[], None]:
+    """lm-eval on the same prompts: its generation, and on request its likelihood of the answers as well.
+
+    One call for each λ, as for models that differ: within one call it would merge equal requests.
+    """
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size, max_length=256)
+
+    def once() -> None:
+        options = [{"until": ["\x00"], "max_gen_toks": task.new_tokens, "do_sample": False} for task in tasks]
+        asked = [
+            Instance("generate_until", {}, (task.passage.prompt, option), i)
+            for i, (task, option) in enumerate(zip(tasks, options, strict=True))
+        ]
+        lm.generate_until(asked, disable_tqdm=True)
+        if both:
+            pairs = [(t.passage.prompt, t.passage.gap + t.passage.answer) for t in tasks]
+            scored = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+            lm.loglikelihood(scored, disable_tqdm=True)
+
+    def go() -> None:
+        for _ in range(times):
+            once()
+
+    return go
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("book")
+    parser.add_argument("--passages", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    tokenizer.pad_token = tokenizer.eos_token  # lm-eval needs one; ours does not
+    book = load_book(args.book, "book", role="forget")
+    protocol = protocols.get(
+        prompt_length=60,
+        answer_length=40,
+        samples=args.passages // 2,
+        decoding=protocols.Decoding(max_new_tokens=64),
+    )
+    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, None)
+    scales = [0.0, -0.5, -1.0]  # nothing is edited: the same work three times, as a sweep does it
+    plan = make_plan(tasks, scales, args.batch_size, mixed=False, context=None)
+    kept: dict[bool, float] = {}
+
+    def ours(likelihood: bool) -> None:
+        options = {"tokenizer": tokenizer, "batch_size": args.batch_size, "likelihood": likelihood}
+        timing = sweep(model, None, scales, book, protocol, **options).timing
+        share = 1 - timing.model_seconds / timing.seconds
+        kept[likelihood] = min(kept.get(likelihood, 1.0), share)
+
+    runs: dict[str, Callable[[], None]] = {
+        "bare model.generate": lambda: bare(model, plan, tasks),
+        "sweep, texts only": lambda: ours(False),
+        "sweep, with likelihood": lambda: ours(True),
+    }
+    if find_spec("lm_eval"):
+        runs["lm-eval, generation"] = lm_eval(model, tokenizer, tasks, args.batch_size, len(scales), both=False)
+        runs["lm-eval, generation and likelihood"] = lm_eval(
+            model, tokenizer, tasks, args.batch_size, len(scales), both=True
+        )
+    clock: dict[str, list[float]] = {name: [] for name in runs}
+    processor: dict[str, list[float]] = {name: [] for name in runs}
+    ours(True)  # the first call of everything pays for imports
+    kept.clear()
+    for _ in range(args.rounds):
+        for name, go in runs.items():
+            begin, busy = time.perf_counter(), time.process_time()
+            go()
+            clock[name].append(time.perf_counter() - begin)
+            processor[name].append(time.process_time() - busy)
+    rows = len(tasks) * len(scales)
+    print(
+        f"{len(tasks)} passages at {len(scales)} λ, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)"
+    )
+    for name in runs:
+        seconds = min(processor[name])
+        walls = " ".join(f"{wall:.1f}" for wall in clock[name])
+        print(f"{name:36s} {seconds:7.2f} s  {rows / seconds:6.2f} passages/s   (clock: {walls})")
+    print("time outside the model (books, fingerprint, metrics, statistics), as a share of the sweep:")
+    print(f"  texts only {kept[False]:.1%}, with likelihood {kept[True]:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""One process or two, interrupted or not: the same report, and nothing is generated twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "launched_sweep.py"
+
+
+def command(processes: int, *args: str) -> list[str]:
+    if processes == 1:
+        return [sys.executable, str(SCRIPT), *args]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        str(processes),
+    ]
+    plain = [
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+    ]
+    return [*launch, *plain, str(SCRIPT), *args]
+
+
+def environment() -> dict[str, str]:
+    paths = [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **quiet}
+
+
+def run(processes: int, *args: str) -> None:
+    done = subprocess.run(command(processes, *args), env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def without_timing(folder: Path) -> dict:
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    report.pop("timing")
+    return report
+
+
+def timing(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))["timing"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """What one process does without interruption."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(1, str(folder), "2")
+    return folder
+
+
+def assert_same_bytes(one: Path, two: Path) -> None:
+    assert timing(two)["processes"] == 2 and timing(one)["processes"] == 1
+    assert timing(two)["generated"] == timing(one)["generated"] > 0  # shared, not repeated
+    assert json.dumps(without_timing(one)) == json.dumps(without_timing(two))
+    for name in ("report.md", "scores.svg", "pareto.svg", "samples.svg", "scores.png"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_two_processes_give_the_bytes_of_one(whole, tmp_path):
+    run(2, str(tmp_path), "2")
+    assert_same_bytes(whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_so_they_do_when_sampling_with_one_lambda_for_each_row(tmp_path):
+    for processes in (1, 2):
+        run(processes, str(tmp_path / str(processes)), "4", "sampled", "rows")
+    assert_same_bytes(tmp_path / "1", tmp_path / "2")
+
+
+def test_killed_in_the_middle_and_started_again(whole, tmp_path):
+    with subprocess.Popen(command(1, str(tmp_path), "2"), env=environment(), stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "store").glob("*.json"))) < 5 and time.monotonic() < deadline:
+            assert process.poll() is None, "the sweep ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+    files = [json.loads(path.read_text()) for path in (tmp_path / "store").glob("*.json")]
+    kept = sum(len(file["records"]) for file in files)
+    assert kept >= 10 and not (tmp_path / "report.json").exists()
+    run(2, str(tmp_path), "2")  # continued with another number of processes, even
+    assert timing(tmp_path)["reused"] == kept
+    assert timing(tmp_path)["generated"] == timing(whole)["generated"] - kept
+    assert without_timing(tmp_path) == without_timing(whole)

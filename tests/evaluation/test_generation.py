@@ -1,0 +1,248 @@
+"""Batches, plans and the store: any batch size gives the same texts, and nothing is generated twice."""
+
+import json
+import math
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+import torch
+from evaluation.tiny import tiny_gpt2, tiny_llama
+
+from hf_taskvec.errors import BadValueError, CorruptFileError
+from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation.fingerprint import model_fingerprint
+from hf_taskvec.evaluation.generation import Continuation, Generator
+from hf_taskvec.evaluation.metrics import perplexity
+from hf_taskvec.evaluation.passages import find_passages
+from hf_taskvec.evaluation.plan import Row, make_plan, make_tasks
+from hf_taskvec.evaluation.runner import NoEdit, run
+from hf_taskvec.evaluation.store import Store, record_key
+
+SHORT = protocols.get(prompt_length=12, answer_length=6, samples=6)
+SAMPLED = replace(SHORT, decoding=protocols.Decoding(temperature=0.8, top_p=0.9))
+
+
+def do(model, tokenizer, book, protocol=SHORT, batch_size=4, store=None, edit=None, scales=(0.0,)):
+    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, 256)
+    generator = Generator(model, tokenizer, protocol.decoding, protocol.seed)
+    edit = edit or NoEdit()
+    store = Store(None) if store is None else store
+    print_of = model_fingerprint(model)
+    keys = {
+        Row(s, i): record_key(print_of, edit.fingerprint, s, task, protocol)
+        for s in scales
+        for i, task in enumerate(tasks)
+    }
+    with generator.prepared():
+        work = run(generator, edit, tasks, scales, keys, store, batch_size=batch_size, context=256)
+    return tasks, work
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_the_texts_are_those_of_plain_generate_one_by_one(make, tokenizer, story):
+    model = make()
+    tasks, work = do(model, tokenizer, story)
+    for i, task in enumerate(tasks):
+        ids = torch.tensor([task.prompt_ids])
+        plain = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=len(task.answer_ids),
+            do_sample=False,
+            pad_token_id=0,
+        )
+        expected = tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True)
+        assert work.rows[Row(0.0, i)].text == expected
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_perplexity_is_that_of_the_models_own_loss(make, tokenizer, story):
+    model = make()
+    tasks, work = do(model, tokenizer, story)
+    for i, task in enumerate(tasks):
+        ids = torch.tensor([task.prompt_ids + task.answer_ids])
+        labels = ids.clone()
+        labels[0, : len(task.prompt_ids)] = -100
+        with torch.no_grad():
+            loss = model(input_ids=ids, labels=labels).loss.item()
+        found = work.rows[Row(0.0, i)]
+        assert perplexity(found.log_probs) == pytest.approx(math.exp(loss), rel=1e-5)
+        assert len(found.log_probs) == len(task.answer_ids)
+        with torch.no_grad():
+            first = model(input_ids=ids).logits[0, len(task.prompt_ids) - 1 : -1].argmax(-1)
+        assert list(found.hits) == [int(a) == b for a, b in zip(first, task.answer_ids, strict=True)]
+
+
+@pytest.mark.parametrize("protocol", [SHORT, SAMPLED], ids=["greedy", "sampled"])
+def test_another_batch_size_gives_the_same_texts(tokenizer, story, protocol):
+    model = tiny_llama()
+    results = [do(model, tokenizer, story, protocol, size)[1].rows for size in (1, 5, 16)]
+    texts = [{row: found.text for row, found in result.items()} for result in results]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_sampling_follows_the_softmax_of_the_nucleus():
+    from hf_taskvec.evaluation.generation import _SampleByPassage
+
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).repeat(4000, 1)
+    keys = [f"{i:015x}" for i in range(4000)]
+    chosen = _SampleByPassage(keys, 0, 1.0, 0.9)(torch.empty(0), logits).argmax(-1)
+    shares = torch.bincount(chosen, minlength=4) / 4000
+    assert shares[3] == 0  # 0.5 + 0.3 + 0.15 already reach 0.9
+    assert torch.allclose(shares[:3], torch.tensor([0.5, 0.3, 0.15]) / 0.95, atol=0.03)
+
+
+def test_the_models_own_generation_defaults_do_not_interfere_and_come_back(tokenizer, story):
+    model = tiny_llama()
+    expected = do(model, tokenizer, story)[1].rows
+    model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0)
+    kept = model.generation_config
+    model.train()
+    assert do(model, tokenizer, story)[1].rows == expected
+    assert model.generation_config is kept and kept.repetition_penalty == 3.0
+    assert model.training
+
+
+def test_memory_that_runs_out_halves_the_batches(tokenizer, story):
+    model = tiny_llama()
+    expected = do(model, tokenizer, story, batch_size=2)[1]
+
+    def no_memory_beyond(rows):
+        def hook(module, args, kwargs):
+            if kwargs["input_ids"].shape[0] > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+        return model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    handle = no_memory_beyond(2)
+    work = do(model, tokenizer, story, batch_size=8)[1]
+    handle.remove()
+    assert work.plan.batch_size == 2 and work.rows == expected.rows and work.plan.hash == expected.plan.hash
+    no_memory_beyond(0)
+    with pytest.raises(BadValueError, match="single passage"):
+        do(model, tokenizer, story, batch_size=4)
+
+
+def test_a_plan_keeps_lambdas_apart_unless_they_may_mix_and_respects_the_context(tokenizer, story):
+    tasks = make_tasks(find_passages(story, SHORT), SHORT, tokenizer, None)
+    apart = make_plan(tasks, [0.0, -1.0], 5, mixed=False, context=None)
+    assert all(len({row.scale for row in batch}) == 1 for batch in apart.batches)
+    mixed = make_plan(tasks, [0.0, -1.0], 5, mixed=True, context=None)
+    assert any(len({row.scale for row in batch}) == 2 for batch in mixed.batches)
+    for plan in (apart, mixed):
+        rows = [row for batch in plan.batches for row in batch]
+        assert len(rows) == len(set(rows)) == 2 * len(tasks)
+    limit = max(len(t.prompt_ids) + t.new_tokens for t in tasks)
+    tight = make_plan(tasks, [0.0], 99, mixed=False, context=limit)
+    for batch in tight.batches:
+        held = [tasks[row.task] for row in batch]
+        assert max(len(t.prompt_ids) for t in held) + max(t.new_tokens for t in held) <= limit
+
+
+def test_a_store_gives_back_what_was_put_in_and_is_keyed_by_what_matters(tmp_path, tokenizer, story):
+    tasks = make_tasks(find_passages(story, SHORT), SHORT, tokenizer, None)
+    base = ("model", "edit", -0.5, tasks[0], SHORT)
+    key = record_key(*base)
+    others = [
+        record_key("other", *base[1:]),
+        record_key("model", "other", *base[2:]),
+        record_key("model", "edit", -0.4, *base[3:]),
+        record_key(*base[:3], tasks[1], SHORT),
+        record_key(*base[:4], SAMPLED),
+    ]
+    assert len({key, *others}) == 6
+    assert record_key("model", "edit", -0.0, *base[3:]) == record_key("model", "edit", 0.0, *base[3:])
+    kept = Continuation("naïve “text”\n", (-0.1, -1e-17), (True, False))
+    Store(tmp_path).add({key: kept})
+    assert Store(tmp_path)[key] == kept and others[0] not in Store(tmp_path)
+
+
+def test_a_finished_passage_is_not_generated_again_and_a_changed_model_is(tmp_path, tokenizer, story):
+    model = tiny_llama()
+    first = do(model, tokenizer, story, store=Store(tmp_path))[1]
+    assert first.generated == len(first.rows)
+    second = do(model, tokenizer, story, store=Store(tmp_path), batch_size=3)[1]
+    assert second.generated == 0 and second.rows == first.rows
+    with torch.no_grad():
+        model.lm_head.weight[5, 5] += 1e-3
+    assert do(model, tokenizer, story, store=Store(tmp_path))[1].generated == len(first.rows)
+
+
+def _write(folder, number):
+    store = Store(folder)
+    for i in range(40):  # every process writes the same ten batches of its neighbours, too
+        store.add({f"{(i + number) % 50:064x}": Continuation(f"text {(i + number) % 50}", (-1.0,), (True,))})
+
+
+def test_processes_may_write_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in (0, 5, 10)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    found = Store(tmp_path)
+    assert len(found) == 50 and all(found[f"{i:064x}"].text == f"text {i}" for i in range(50))
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("a text", "b text"),
+        lambda text: "{}",
+        lambda text: json.dumps({**json.loads(text), "version": 99}),
+    ],
+    ids=["truncated", "altered", "empty", "future"],
+)
+def test_a_corrupt_store_is_named_and_nothing_is_lost(tmp_path, damage):
+    store = Store(tmp_path)
+    store.add({"a" * 64: Continuation("a text", (-1.0,), (True,))})
+    store.add({"b" * 64: Continuation("another", (-1.0,), (True,))})
+    victim = next(path for path in tmp_path.glob("*.json") if "a text" in path.read_text())
+    victim.write_text(damage(victim.read_text()))
+    with pytest.raises(CorruptFileError, match=victim.name):
+        Store(tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    victim.unlink()
+    assert "b" * 64 in Store(tmp_path)
+
+
+def test_prompts_beyond_the_context_are_refused_with_the_numbers(tokenizer, story):
+    with pytest.raises(BadValueError, match=r"story/seen/0000 needs \d+ tokens.*context has 20.*prompt_length"):
+        make_tasks(find_passages(story, SHORT), SHORT, tokenizer, 20)
+    total = replace(SHORT, decoding=protocols.Decoding(total_length=5))
+    with pytest.raises(BadValueError, match="leaves none of the 5"):
+        make_tasks(find_passages(story, SHORT), total, tokenizer, None)
+
+
+@pytest.mark.parametrize("where", ["forward", "generate"])
+def test_nan_logits_are_an_error_not_a_score(tokenizer, story, where):
+    model = tiny_llama()
+    if where == "forward":
+        with torch.no_grad():
+            model.lm_head.weight[7] = float("nan")
+    else:  # only with the cache: the teacher-forced pass looks healthy
+
+        def hook(module, args, kwargs, output):
+            if kwargs.get("use_cache"):
+                output.logits[:, -1, 3] = float("nan")
+            return output
+
+        model.register_forward_hook(hook, with_kwargs=True)
+    with pytest.raises(BadValueError, match="NaN or infinite at passage story/"):
+        do(model, tokenizer, story)
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_the_folder(tmp_path, tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_llama()
+    model.save_pretrained(tmp_path / "a")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert model_fingerprint(again) == model_fingerprint(model)
+    assert model_fingerprint(again.to(torch.bfloat16)) != model_fingerprint(model)
+    assert model_fingerprint(tiny_llama(seed=1)) != model_fingerprint(model)

@@ -1,0 +1,383 @@
+"""The sweep and its report, on tiny models: what it promises whatever the edit is."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from evaluation.tiny import HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
+
+from hf_taskvec.errors import (
+    BadValueError,
+    CorruptFileError,
+    MismatchError,
+    MissingFileError,
+    MissingNameError,
+)
+from hf_taskvec.evaluation import UnlearningReport, compare, protocols, sweep
+
+SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
+FAST = {"resamples": 200, "permutations": 200}
+SCALES = (0, -0.5, -1)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The books, a model fine-tuned on both, and one fine-tuned on the book to forget."""
+    from evaluation.tiny import make_tokenizer
+
+    tokenizer, books = make_tokenizer(), make_books()
+    base = tiny_llama()
+    joint = train(copy.deepcopy(base), tokenizer, books, 150)
+    single = train(copy.deepcopy(base), tokenizer, books[:1], 100)
+    return tokenizer, books, base, joint, single
+
+
+def edit_of(model, base, single):
+    """θ_joint + λ(θ_single − θ_0): the vector is taken at another model than it is applied to."""
+    edit = InPlaceEdit(base, single)
+    for i, (name, parameter) in enumerate(model.named_parameters()):
+        edit._pairs[i] = (parameter, parameter.detach().clone(), edit._pairs[i][2])
+        assert name
+    return edit
+
+
+@pytest.fixture(scope="module")
+def report(made):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    return sweep(model, edit_of(model, base, single), SCALES, books, SHORT, tokenizer=tokenizer, **FAST)
+
+
+def test_negation_forgets_and_the_report_says_how_much(report):
+    drop = report.score("lamps", -1.0).relative
+    assert drop.high < 0  # significant
+    values = [p.at[0].values["rouge_l"] for p in report.passages if p.book == "lamps" and p.split == "seen"]
+    assert report.score("lamps", 0.0).value.value == pytest.approx(sum(values) / len(values))
+    after = report.score("lamps", -1.0)
+    assert after.relative.value == pytest.approx(after.value.value / report.score("lamps", 0.0).value.value - 1)
+    assert after.difference.value == pytest.approx(after.value.value - report.score("lamps", 0.0).value.value)
+    assert report.score("lamps", -1.0, "perplexity").relative.low > 0
+    assert {s.metric for s in report.scores} == {m.name for m in report.metrics}
+    assert len(report.scores) == 2 * 2 * 3 * 11
+    assert report.leaks.clean
+
+
+def test_every_text_and_value_is_kept_and_the_edit_is_back_at_zero(made):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    edit = edit_of(model, base, single)
+    found = sweep(model, edit, SCALES, books, SHORT, tokenizer=tokenizer, **FAST)
+    assert edit.calls == [0.0, 0.0, -0.5, -1.0, 0.0]  # once for each λ, and home again
+    for one, other in zip(model.parameters(), joint.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert all([at.scale for at in p.at] == [0.0, -0.5, -1.0] for p in found.passages)
+    for key in ("seed", "plan", "batch_size"):
+        assert getattr(found.settings, key) is not None
+    assert found.versions["transformers"] and found.timing.generated == 3 * len(found.passages)
+
+
+def test_one_lambda_per_row_gives_the_same_report_as_one_after_the_other(made):
+    tokenizer, books, _, joint, _ = made
+    delta = 0.5 * torch.randn(joint.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
+    one, other = copy.deepcopy(joint), copy.deepcopy(joint)
+    apart = sweep(one, HeadEdit(one, delta), SCALES, books, SHORT, tokenizer=tokenizer, **FAST)
+    rows = RowHeadEdit(other, delta)
+    mixed = sweep(other, rows, SCALES, books, SHORT, tokenizer=tokenizer, batch_size=9, **FAST)
+    assert mixed.settings.mixed_scales and not apart.settings.mixed_scales
+    assert any(len(set(call)) == 3 for call in rows.calls)
+    for a, b in zip(apart.passages, mixed.passages, strict=True):
+        assert [x.output for x in a.at] == [x.output for x in b.at]
+        for x, y in zip(a.at, b.at, strict=True):
+            assert x.values == pytest.approx(y.values, rel=1e-3, abs=1e-4)
+    assert apart.passages[0].at[0].output != apart.passages[0].at[2].output
+
+
+def test_an_untouched_model_shows_no_drop(made):
+    tokenizer, books, _, joint, _ = made
+    found = sweep(joint, None, [0, -1], books, SHORT, tokenizer=tokenizer, **FAST)
+    for score in found.scores:
+        if score.difference is not None:
+            assert score.difference.covers(0)
+    assert all(test.p_value > 0.05 for test in found.tests)
+
+
+def test_without_the_likelihood_only_texts_are_asked_for(made, report, tmp_path):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    args = {"tokenizer": tokenizer, "output": tmp_path, **FAST}
+    edit = edit_of(model, base, single)
+    texts = sweep(model, edit, SCALES, books, SHORT, likelihood=False, **args)
+    assert {"perplexity", "min_k", "exact_memorisation"}.isdisjoint({m.name for m in texts.metrics})
+    assert [p.at[2].output for p in texts.passages] == [p.at[2].output for p in report.passages]
+    assert texts.score("lamps", -1.0) == report.score("lamps", -1.0)
+    full = sweep(model, edit, SCALES, books, SHORT, **args)  # the store lacks the likelihoods: done again
+    assert full.timing.reused == 0 and full.scores == report.scores
+    again = sweep(model, edit, SCALES, books, SHORT, likelihood=False, **args)
+    assert again.timing.generated == 0 and again.scores == texts.scores
+    with pytest.raises(BadValueError, match="needs the likelihood"):
+        sweep(model, edit, SCALES, books, SHORT, likelihood=False, metric="perplexity", **args)
+
+
+def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
+    written = {path.name for path in report.save(tmp_path)}
+    pictures = {f"{name}.{kind}" for name in ("scores", "pareto", "samples") for kind in ("png", "svg")}
+    assert written == {"report.json", "report.md"} | pictures
+    assert UnlearningReport.load(tmp_path) == report
+    plain = json.loads((tmp_path / "report.json").read_text())
+    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 1
+    assert plain["protocol"]["hash"] == SHORT.hash
+    assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
+    assert b"</svg>" in (tmp_path / "scores.svg").read_bytes()
+
+
+def test_the_table_has_lambda_across_and_books_down_with_drops_in_brackets(report):
+    text = report.to_markdown()
+    lines = text.splitlines()
+    head = lines.index("| book | λ = 0 | λ = −0.5 | λ = −1 |")
+    assert [line.split(" | ")[0] for line in lines[head + 2 : head + 4]] == ["| lamps", "| boats"]
+    score = report.score("lamps", -1.0)
+    cell = lines[head + 2].split(" | ")[3]
+    assert f"{score.value.value:.4f}" in cell
+    assert f"({100 * score.relative.value:+.2f} %".replace("-", "−") in cell
+    assert "[" in lines[head + 2].split(" | ")[1]
+
+
+def test_two_protocols_never_share_a_table(report):
+    other = replace(report, protocol=protocols.get(prompt_length=14, answer_length=9, samples=12))
+    with pytest.raises(MismatchError, match="not comparable"):
+        compare({"a": report, "b": other})
+    both = compare({"a": report, "b": report})
+    assert "| a: lamps |" in both and "| b: boats |" in both
+
+
+def test_a_stopped_sweep_continues_and_gives_the_same_report(made, tmp_path):
+    tokenizer, books, base, joint, single = made
+
+    class StopError(Exception):
+        pass
+
+    def go(folder, stop_after=None):
+        model = copy.deepcopy(joint)
+        if stop_after is not None:
+            left = [stop_after]
+
+            def count(*_):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise StopError
+
+            model.model.register_forward_pre_hook(count)
+        edit = edit_of(model, base, single)
+        return sweep(model, edit, SCALES, books, SHORT, tokenizer=tokenizer, output=folder, batch_size=5, **FAST)
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(StopError):
+        go(tmp_path / "parts", stop_after=120)
+    kept = len(list((tmp_path / "parts" / "store").glob("*.json")))
+    assert kept > 0 and not (tmp_path / "parts" / "report.json").exists()
+    rest = go(tmp_path / "parts")
+    assert rest.timing.reused > 0 and rest.timing.reused + rest.timing.generated == whole.timing.generated
+    assert replace(rest, timing=whole.timing) == whole
+    assert (tmp_path / "parts" / "scores.svg").read_bytes() == (tmp_path / "whole" / "scores.svg").read_bytes()
+    again = go(tmp_path / "parts")
+    assert again.timing.generated == 0
+
+
+def halves(forget, target, retain, paired=True):
+    """Both halves of forty passages, each value around the given mean for each λ."""
+    import numpy as np
+
+    from hf_taskvec.evaluation.choice import Half
+
+    noise = np.random.default_rng(0).normal(0, 0.01, 20)
+    values = [
+        Half(
+            forget={scale: mean + noise for scale, mean in forget.items()},
+            retain={"kept": {scale: mean + noise for scale, mean in retain.items()}},
+            held_out=target + noise,
+            reference=target + noise[::-1] if paired else None,
+        )
+        for _ in range(2)
+    ]
+    return tuple(forget), *values
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
+    from hf_taskvec.evaluation.choice import choose
+    from hf_taskvec.evaluation.metrics import METRICS
+
+    made = halves(
+        {0.0: 0.5, -0.5: 0.3, -1.0: 0.195, -2.0: 0.1},
+        0.2,
+        {0.0: 0.4, -0.5: 0.4, -1.0: 0.38, -2.0: 0.1},
+        paired,
+    )
+    args = {"margin": 0.03, "bootstrap": (300, 0.95, 0)}
+    found = choose(*made, METRICS["rouge_l"], retain_bound=0.1, **args)
+    assert found.scale == -1.0 and [c.scale for c in found.candidates if c.qualifies] == [-1.0]
+    assert found.confirmation.as_if_never_seen and found.confirmation.paired == paired
+    assert found.confirmation.retain_losses["kept"].value == pytest.approx(0.05, abs=0.01)
+    assert found.pareto == (-0.5, -1.0, -2.0)  # λ=0 keeps no more than −0.5 and forgets less
+    tight = choose(*made, METRICS["rouge_l"], retain_bound=0.01, **args)
+    assert tight.scale is None and "costs a retained book more than 1%" in tight.reason
+    high = choose(
+        *halves({0.0: 0.5, -1.0: 0.3}, 0.2, {0.0: 0.4, -1.0: 0.4}), METRICS["rouge_l"], retain_bound=1, **args
+    )
+    assert high.scale is None and "never-seen level of 0.19" in high.reason
+    far = choose(
+        *halves({0.0: 0.5, -1.0: 0.05}, 0.2, {0.0: 0.4, -1.0: 0.4}),
+        METRICS["rouge_l"],
+        retain_bound=1,
+        **args,
+    )
+    assert far.scale == -1.0 and not far.confirmation.as_if_never_seen  # below the level, but not near it
+
+
+def test_perplexity_chooses_the_other_way_round():
+    from hf_taskvec.evaluation.choice import choose
+    from hf_taskvec.evaluation.metrics import METRICS
+
+    made = halves({0.0: 3.0, -0.5: 8.0, -1.0: 21.0}, 20.0, {0.0: 5.0, -0.5: 5.1, -1.0: 5.2})
+    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, bootstrap=(300, 0.95, 0))
+    assert found.scale == -1.0 and found.confirmation.as_if_never_seen
+    assert found.candidates[2].worst_retain == pytest.approx(0.04, abs=0.01)
+
+
+def test_a_retrained_reference_sets_the_never_seen_level(made):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)  # never saw the book to forget
+    args = {"tokenizer": tokenizer, "reference": retrained, **FAST}
+    found = sweep(model, edit_of(model, base, single), [-1], books, SHORT, **args)
+    assert found.choice.target_from == "retrain" and found.reference not in (None, found.model)
+    assert found.choice.candidates[0].target < found.choice.candidates[0].forget
+    if found.choice.scale is None:
+        assert "No λ qualifies" in found.to_markdown()
+
+
+def test_without_a_reference_the_never_seen_level_is_that_of_held_out_text(report):
+    assert report.choice.target_from == "held_out"
+    assert not report.choice.confirmation or not report.choice.confirmation.paired
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+@pytest.mark.parametrize("name", ["ssu-v1", "ssu-v1-pypi", "ssu-v2"])
+def test_the_long_protocols_run_on_a_long_context(make, name, tokenizer):
+    books = [replace_blocks(2000)]
+    protocol = protocols.get(name, samples=2)
+    if name.startswith("ssu-v1"):  # our tokenizer needs about five tokens for a word of this story
+        protocol = replace(protocol, decoding=protocols.Decoding(total_length=1500))
+    found = sweep(make(context=2500), None, [0], books, protocol, tokenizer=tokenizer, **FAST)
+    assert {p.split for p in found.passages} == {"seen", "held_out"}
+    assert len(found.passages[0].prompt.split()) == protocol.prompt_length
+
+
+def replace_blocks(words):
+    import datasets
+    from evaluation.tiny import STORY
+
+    from hf_taskvec.evaluation import load_book
+
+    return load_book(datasets.Dataset.from_dict({"text": [STORY]}), "story", role="forget", block_words=words)
+
+
+@pytest.mark.parametrize("name, stemmer, factor", [("muse-verbmem", False, 100), ("open-unlearning", True, 1)])
+def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, stemmer, factor, tokenizer):
+    """Greedy, 128 new tokens, target cut to 128 tokens, rouge_score: with plain transformers, row by row."""
+    import datasets
+    from evaluation.tiny import STORY
+    from rouge_score.rouge_scorer import RougeScorer
+
+    from hf_taskvec.evaluation import load_book
+
+    model = train(tiny_llama(context=512), tokenizer, make_books()[:1], 60)
+    sentences = STORY.split(". ")
+    pairs = {"prompt": [], "gt": []}
+    for i in range(6):
+        pairs["prompt"].append(". ".join(sentences[40 * i : 40 * i + 3 + i % 3]) + ".")
+        pairs["gt"].append(" " + ". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
+    book = load_book(datasets.Dataset.from_dict(pairs), "pairs", role="forget")
+    found = sweep(model, None, [0], book, name, tokenizer=tokenizer, **FAST)
+    scorer = RougeScorer(["rougeL"], use_stemmer=stemmer)
+    expected = []
+    for prompt, gt in zip(pairs["prompt"], pairs["gt"], strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        mask = torch.ones_like(ids)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=128, do_sample=False, pad_token_id=0)
+        text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        cut = tokenizer.decode(tokenizer(gt, add_special_tokens=False)["input_ids"][:128], skip_special_tokens=True)
+        expected.append(factor * scorer.score(cut, text)["rougeL"].fmeasure)
+    got = [p.at[0].values["rouge_l"] for p in found.passages]
+    assert got == pytest.approx(expected, abs=1e-6)
+    assert found.choice.scale is None  # nothing held out, no reference: it says so
+    assert "too few passages" in found.choice.reason
+
+
+def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
+    tokenizer, books, _, joint, _ = made
+    args = {"tokenizer": tokenizer, **FAST}
+    with pytest.raises(MissingNameError, match="Did you mean 'taskvec-v1'"):
+        sweep(joint, None, [0], books, "taskvec-v2", **args)
+    with pytest.raises(BadValueError, match="nan is not a finite number"):
+        sweep(joint, None, [float("nan")], books, SHORT, **args)
+    with pytest.raises(BadValueError, match="two books are called 'lamps'"):
+        sweep(joint, None, [0], [books[0], books[0]], SHORT, **args)
+    with pytest.raises(BadValueError, match="at least one book"):
+        sweep(joint, None, [0], [], SHORT, **args)
+    with pytest.raises(MissingNameError, match="Did you mean 'rouge_l'"):
+        sweep(joint, None, [0], books, SHORT, metric="rogue_l", **args)
+    with pytest.raises(BadValueError, match="pass its tokenizer="):
+        sweep(joint, None, [0], books, SHORT)
+    with pytest.raises(BadValueError, match="context has 256"):
+        sweep(joint, None, [0], books, "ssu-v2", **args)
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(BadValueError, match="cannot be written"):
+        sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)
+    with pytest.raises(BadValueError, match="cannot be written"):
+        sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken" / "below", **args)
+
+
+def test_a_damaged_report_is_named(report, tmp_path):
+    report.save(tmp_path, plots=False)
+    path = tmp_path / "report.json"
+    text = path.read_text()
+    path.write_text(text[:1000])
+    with pytest.raises(CorruptFileError, match=r"report\.json is damaged"):
+        UnlearningReport.load(path)
+    path.write_text(text.replace('"version": 1,', '"version": 7,', 1))
+    with pytest.raises(CorruptFileError, match="version 7"):
+        UnlearningReport.load(path)
+    with pytest.raises(MissingFileError, match="no report"):
+        UnlearningReport.load(tmp_path / "none")
+    with pytest.raises(MissingNameError, match="Did you mean 'lamps'"):
+        report.score("lamp", 0.0)
+
+
+def test_trackers_get_the_scores(made, tmp_path):
+    from accelerate.tracking import GeneralTracker
+
+    lines = []
+
+    class Notes(GeneralTracker):
+        name = "notes"
+        requires_logging_directory = False
+        main_process_only = True
+
+        @property
+        def tracker(self):
+            return None
+
+        def store_init_configuration(self, values):
+            pass
+
+        def log(self, values, step=None, **kwargs):
+            lines.append((step, values))
+
+    tokenizer, books, _, joint, _ = made
+    found = sweep(joint, None, [0, -1], books, SHORT, tokenizer=tokenizer, log_with=Notes(), **FAST)
+    assert [step for step, _ in lines] == [0, 1]
+    assert lines[0][1]["lamps/seen/rouge_l"] == found.score("lamps", 0.0).value.value
