@@ -59,12 +59,6 @@ class Edit:
             raise
         self.scale = float(scale)
 
-    def set_row_scales(self, scales: Sequence[float]) -> None:
-        """One λ for each row of the batch; for attached edits only."""
-        raise BadValueError(
-            "a merged edit has one λ for the whole model. Use vector.edit(model, merge=False) for one per row."
-        )
-
     def restore(self) -> None:
         """End the edit: the model is as it was before, bit for bit."""
         if not self._is_over:
@@ -121,6 +115,12 @@ class MergedEdit(Edit):
             for name, weight in self._weights.items()
         }
         super().__init__(vector, model)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not a method that raises: whoever asks whether an edit can do it (the evaluation's sweep) must hear no.
+        if name == "set_row_scales":
+            raise AttributeError("a merged edit has one λ for the whole model. For one λ per row use merge=False.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _set(self, scale: float) -> None:
         for name, weight in self._weights.items():
