@@ -298,13 +298,18 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
     print(f"\nA model of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB; files in memory.\n")
     print("| what | ours | the other side | ratio | ours: peak anonymous memory |\n|---|---|---|---|---|")
 
-    dense = run("dense", base, tuned, out, -1.0)[0]
+    # Quick ones are taken in turns, and the best of each side counts: the machine may be doing other things.
+    ours, copies = [], []
+    reading = f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
+    for _ in range(3):
+        clear(out)
+        ours.append(run("dense", base, tuned, out, -1.0)[0])
+        copies.append(command(["sh", "-c", reading]))
+        clear(folder / "copy")
+    dense = min(ours, key=lambda each: each["seconds"])
     wrong, total = misrounded(folder, out, -1.0)
-    copy = command(
-        ["sh", "-c", f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"]
-    )
-    clear(out, folder / "copy")
-    row("dense `base − τ`, against reading both inputs and writing one (`cat`, `cp`)", dense, copy, slower=True)
+    clear(out)
+    row("dense `base − τ`, against reading both inputs and writing one (`cat`, `cp`)", dense, min(copies), slower=True)
     notes = [f"Elements that differ from fp64 rounded once, of {total:,}: ours {wrong:,} at λ = −1"]
     other = run("dense", base, tuned, out, -0.6)[0]
     notes[0] += f", {misrounded(folder, out, -0.6)[0]:,} at λ = −0.6 ({other['seconds']:.1f} s)"
