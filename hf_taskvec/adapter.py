@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, MissingFileError, TaskVectorError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
-from hf_taskvec.names import Layout, layout_of_config
+from hf_taskvec.names import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
 from hf_taskvec.output import new_folder
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec
@@ -49,6 +49,7 @@ def to_adapter(
         )
     if not low_rank:
         raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
+    _check_layout(low_rank, layout)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
     factors = {_module(name, layout): _factors(terms) for name, terms in low_rank.items()}
     if uniform_rank:
@@ -91,18 +92,23 @@ def _module(name: str, layout: Layout) -> str:
 
 
 def _kind(name: str, layout: Layout) -> str:
-    if name in layout.conv1d or (not layout.shapes and _looks_conv1d(name)):
+    if name in layout.conv1d:
         return "conv1d"
-    return (
-        "embedding"
-        if name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight", "embed_in.weight"))
-        else "linear"
-    )
+    return "embedding" if name in layout.embeddings else "linear"
 
 
-def _looks_conv1d(name: str) -> bool:
-    """GPT-2's own layer names, for when its config is out of reach."""
-    return name.startswith("transformer.h.") and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
+def _check_layout(names: Iterable[str], layout: Layout) -> None:
+    """Refuse what PEFT would take for something else."""
+    for name in names:
+        if name in layout.offset:
+            raise UnsupportedError(
+                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain embeddings. "
+                "Leave them out with vector.filter(exclude=...)."
+            )
+        if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
+            raise MissingFileError(
+                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass base=."
+            )
 
 
 def _factors(terms: tuple[Term, ...]) -> tuple[torch.Tensor, torch.Tensor]:

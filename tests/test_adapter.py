@@ -10,7 +10,7 @@ from test_edit import low_rank
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MissingFileError, OutputError, UnsupportedError
 
 
 def merged_by_peft(base, folder):
@@ -109,7 +109,7 @@ def test_what_cannot_be_exported(models, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("precious")
     with pytest.raises(OutputError, match="holds other files"):
-        vector.to_adapter(tmp_path / "mine", overwrite=True)
+        vector.filter(exclude="*embed*").to_adapter(tmp_path / "mine", overwrite=True)
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(pair.base), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
     )
@@ -118,3 +118,27 @@ def test_what_cannot_be_exported(models, tmp_path):
         dora.to_adapter(tmp_path / "dora")
     dora.compress(rank=4).to_adapter(tmp_path / "dora")
     assert len(TaskVector.from_adapter(tmp_path / "dora")) == 2
+
+
+def test_embeddings_are_told_by_the_model_not_by_their_names(models, tmp_path):
+    pair = models.pair("opt", tie_word_embeddings=False)
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|bias)")
+    with pytest.raises(UnsupportedError, match=r"embed_positions\.weight: PEFT cannot run.*filter\(exclude"):
+        vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    rest = vector.filter(exclude="*embed_positions*")
+    folder = rest.to_adapter(tmp_path / "adapter", str(pair.base))
+    assert "model.decoder.embed_tokens.weight" in rest
+    assert (TaskVector.from_adapter(folder) - rest).norm() < 1e-6 * rest.norm()
+    pair = models.pair("gpt2", tie_word_embeddings=False)
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(ln_|bias)").filter(include="*wpe*")
+    folder = vector.to_adapter(tmp_path / "positions", str(pair.base))
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    for a, b in zip(merged_by_peft(pair.base, folder).parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "transformer.h.0.attn.c_proj.weight"])
+def test_what_depends_on_an_unknown_base_is_refused(tmp_path, name):
+    vector = TaskVector.from_tensors({name: (torch.ones(4, 1), torch.ones(1, 4))})
+    with pytest.raises(MissingFileError, match=r"depends on the base's architecture.*Pass base="):
+        vector.to_adapter(tmp_path / "adapter")
