@@ -49,6 +49,7 @@ def to_adapter(
         )
     if not low_rank:
         raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
+    _check_untied(vector if dense == "save" else low_rank, layout)
     _check_layout(low_rank, layout)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
     factors = {_module(name, layout): _factors(terms) for name, terms in low_rank.items()}
@@ -95,6 +96,16 @@ def _kind(name: str, layout: Layout) -> str:
     if name in layout.conv1d:
         return "conv1d"
     return "embedding" if name in layout.embeddings else "linear"
+
+
+def _check_untied(names: Iterable[str], layout: Layout) -> None:
+    # PEFT's ensure_weight_tying is no way out: it misses GPT-2's head, and merges the change twice for others.
+    if tied := [name for name in names if name in layout.tied.values()]:
+        raise UnsupportedError(
+            f"{some(tied)} is also the output head of {layout.architecture}, and an adapter that PEFT does not merge "
+            "would change the embedding alone. Leave it out with vector.filter(exclude=...), write a whole model with "
+            "apply(), or untie the base."
+        )
 
 
 def _check_layout(names: Iterable[str], layout: Layout) -> None:

@@ -142,3 +142,14 @@ def test_what_depends_on_an_unknown_base_is_refused(tmp_path, name):
     vector = TaskVector.from_tensors({name: (torch.ones(4, 1), torch.ones(1, 4))})
     with pytest.raises(MissingFileError, match=r"depends on the base's architecture.*Pass base="):
         vector.to_adapter(tmp_path / "adapter")
+
+
+def test_a_tied_embedding_is_refused(models, tmp_path):
+    pair = models.pair("gpt2")
+    matrices = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(ln_|bias|wte|wpe)")
+    dense = matrices + pair.vector().filter(include="*wte*")
+    for vector, option in ((dense.compress(rank=2), "refuse"), (dense, "save")):
+        with pytest.raises(UnsupportedError, match=r"wte\.weight is also the output head.*filter\(exclude"):
+            vector.to_adapter(tmp_path / "adapter", str(pair.base), dense=option)
+    dense.to_adapter(tmp_path / "adapter", str(pair.base), dense="drop")
+    assert set(TaskVector.from_adapter(tmp_path / "adapter")) == set(matrices)
