@@ -11,7 +11,7 @@ import torch
 from hf_taskvec.arithmetic import Sum, Term, round_once
 from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
 from hf_taskvec.delta import LowRank
-from hf_taskvec.errors import BadValueError, MissingFileError, TaskVectorError, UnsupportedError, some
+from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
 from hf_taskvec.names import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
 from hf_taskvec.output import new_folder
@@ -36,9 +36,11 @@ def to_adapter(
     """See `TaskVector.to_adapter`."""
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
-    named = base_model_name_or_path or _own_base(vector)
-    where = base or named
-    layout = _layout(where)
+    own, own_revision = _own_base(vector)
+    named = base_model_name_or_path or own
+    given = base or base_model_name_or_path
+    where, revision = (given, None) if given else (own, own_revision)
+    layout = _layout(where, revision, required=given is not None)
     low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
     rest = [name for name in vector if name not in low_rank]
     if rest and dense == "refuse":
@@ -60,7 +62,7 @@ def to_adapter(
         tensors.update(_entries(module, kinds[module], left, right, dtype))
     config = _config(factors, kinds, layout, named)
     if rest and dense == "save":
-        _save_whole(vector, rest, layout, where, set(factors), tensors, config)
+        _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(folder)
     with new_folder(final, _CONFIG, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -72,19 +74,23 @@ def to_adapter(
     return final
 
 
-def _own_base(vector: TaskVector) -> str | None:
-    names = {origin.base.name for origin in vector.provenance.origins if origin.base}
-    return names.pop() if len(names) == 1 else None
+def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
+    """Hub id and revision of the one base that the vector comes from. A folder's name alone leads nowhere."""
+    bases = {(origin.base.name, origin.base.revision) for origin in vector.provenance.origins if origin.base}
+    name, revision = bases.pop() if len(bases) == 1 else (None, None)
+    return (name, revision) if name and (revision or "/" in name) else (None, None)
 
 
-def _layout(where: str | Path | None) -> Layout:
-    """The base's layout, if its config can be had; PEFT's names are the canonical ones for most models."""
+def _layout(where: str | Path | None, revision: str | None, required: bool) -> Layout:
+    """The base's layout: an unknown one, if no base was given and the vector's own is out of reach."""
     if where is None:
         return Layout()
     try:
-        folder, _, _ = locate(where, None, None, ["config.json"])
+        folder, _, _ = locate(where, revision, None, ["config.json"])
         return layout_of_config(read_json(folder / "config.json"))
-    except TaskVectorError:
+    except MissingFileError:
+        if required:
+            raise
         return Layout()
 
 
@@ -195,6 +201,7 @@ def _save_whole(
     names: list[str],
     layout: Layout,
     where: str | Path | None,
+    revision: str | None,
     targets: set[str],
     tensors: dict[str, torch.Tensor],
     config: dict[str, Any],
@@ -202,7 +209,7 @@ def _save_whole(
     """Store base + change for what is not low-rank: whole modules as `modules_to_save`, biases as trained biases."""
     if where is None:
         raise MissingFileError("dense='save' stores whole values, so it needs the base model. Pass base=.")
-    model = open_checkpoint(where)
+    model = open_checkpoint(where, revision)
     check_fits(vector, model)
     modules = set()
     for name in names:

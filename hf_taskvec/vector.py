@@ -324,8 +324,10 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         Args:
             folder: the folder to write.
-            base_model_name_or_path: the base that the adapter names; by default the vector's own.
-            base: a folder or Hub id of the base, for `dense="save"`; by default `base_model_name_or_path`.
+            base_model_name_or_path: the base that the adapter names; by default the vector's own, if that came from the
+                Hub, else none.
+            base: a folder or Hub id of the base, for its architecture and for `dense="save"`; by default
+                `base_model_name_or_path`.
             dense: what to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only
                 as whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated),
                 `"drop"` leaves them out, `"refuse"` raises and names them.

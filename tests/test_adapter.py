@@ -153,3 +153,34 @@ def test_a_tied_embedding_is_refused(models, tmp_path):
             vector.to_adapter(tmp_path / "adapter", str(pair.base), dense=option)
     dense.to_adapter(tmp_path / "adapter", str(pair.base), dense="drop")
     assert set(TaskVector.from_adapter(tmp_path / "adapter")) == set(matrices)
+
+
+def named_base(folder):
+    return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+def test_only_a_hub_id_is_named_as_the_base(models, hub, tmp_path, monkeypatch):
+    pair = models.pair("phi")
+    hub.add_repo("me/base", pair.base)
+    hub.add_repo("me/tuned", pair.tuned)
+    matrices = {"include": "*_proj.weight"}
+    vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(**matrices).compress(rank=2)
+    assert named_base(vector.to_adapter(tmp_path / "hub")) == "me/base"
+    live = [AutoModelForCausalLM.from_pretrained(folder) for folder in (pair.base, pair.tuned)]
+
+    def ask(where, *_):
+        raise AssertionError(f"asked for {where}")
+
+    monkeypatch.setattr("hf_taskvec.adapter.locate", ask)
+    for number, models_ in enumerate(([pair.base, pair.tuned], live)):
+        vector = TaskVector.from_finetuned(*models_).filter(**matrices).compress(rank=2)
+        assert named_base(vector.to_adapter(tmp_path / f"local{number}")) is None
+
+
+def test_a_base_that_was_given_must_be_there(models, hub, tmp_path):
+    vector = models.pair("phi").vector().filter(include="*_proj.weight").compress(rank=2)
+    for given in ({"base": tmp_path / "gone"}, {"base": "me/gone"}, {"base_model_name_or_path": "me/gone"}):
+        with pytest.raises(MissingFileError, match="gone"):
+            vector.to_adapter(tmp_path / "adapter", **given)
+    folder = vector.to_adapter(tmp_path / "adapter", "me/gone", base=models.pair("phi").base)
+    assert named_base(folder) == "me/gone"
