@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hf_taskvec._version import __version__
 from hf_taskvec.arithmetic import Sum, Term, round_once
 from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
 from hf_taskvec.delta import LowRank
@@ -19,6 +20,7 @@ from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec
 
 _CONFIG = "adapter_config.json"
+_MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
 _DENSE = ("refuse", "save", "drop")
 
 
@@ -64,13 +66,15 @@ def to_adapter(
     if rest and dense == "save":
         _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(folder)
-    with new_folder(final, _CONFIG, overwrite) as part:
+    with new_folder(final, _MARKER, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.close()
         (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        origin = {"expression": vector.expression, "library": __version__}
+        (part / _MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return final
 
 

@@ -333,7 +333,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
                 `"drop"` leaves them out, `"refuse"` raises and names them.
             uniform_rank: pad all factors to one rank, as some serving engines want it.
             dtype: of the stored factors.
-            overwrite: replace an adapter that is already in the folder.
+            overwrite: replace an earlier export in the folder (never an adapter that was trained there).
         """
         from hf_taskvec.adapter import to_adapter
 

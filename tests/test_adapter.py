@@ -184,3 +184,17 @@ def test_a_base_that_was_given_must_be_there(models, hub, tmp_path):
             vector.to_adapter(tmp_path / "adapter", **given)
     folder = vector.to_adapter(tmp_path / "adapter", "me/gone", base=models.pair("phi").base)
     assert named_base(folder) == "me/gone"
+
+
+def test_only_an_export_is_overwritten(tmp_path):
+    vector = TaskVector.from_tensors({"model.q_proj.weight": (torch.ones(4, 1), torch.ones(1, 4))}, name="v")
+    folder = (0.5 * vector).to_adapter(tmp_path / "ours")
+    assert json.loads((folder / "taskvec_adapter.json").read_text())["expression"] == "0.5*v"
+    vector.to_adapter(folder, overwrite=True)
+    assert json.loads((folder / "taskvec_adapter.json").read_text())["expression"] == "v"
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoint-10").mkdir(parents=True)
+    (theirs / "adapter_config.json").write_text("{}")
+    with pytest.raises(OutputError, match="holds other files"):
+        vector.to_adapter(theirs, overwrite=True)
+    assert (theirs / "checkpoint-10").exists()
