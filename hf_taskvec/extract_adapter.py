@@ -25,7 +25,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.extract import open_model
 from hf_taskvec.live import live_checkpoint
-from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model
+from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model, perhaps_conv1d
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.tensors import InMemory, Source, Transposed, fingerprint
 from hf_taskvec.vector import TaskVector
@@ -85,7 +85,7 @@ class _Base:
     """The adapter's base: its layout if it can be had, its weights only if something needs them."""
 
     def __init__(self, open_weights: Callable[[], Checkpoint] | None, layout: Layout, why_not: str) -> None:
-        self.layout, self._open, self._why_not = layout, open_weights, why_not
+        self.layout, self._open, self.why_not = layout, open_weights, why_not
 
     @cached_property
     def weights(self) -> Checkpoint | None:
@@ -94,7 +94,7 @@ class _Base:
     def tensor(self, name: str, what: str) -> Source:
         """A base weight that `what` needs."""
         if self.weights is None:
-            raise MissingFileError(f"{what} needs the base model's {name}, and {self._why_not}. Pass base=.")
+            raise MissingFileError(f"{what} needs the base model's {name}, and {self.why_not}. Pass base=.")
         owner = self.layout.tied.get(name, name)  # a head that the adapter unties starts as the embedding
         if owner not in self.weights.tensors:
             raise MismatchError(
@@ -204,7 +204,7 @@ def _base_of(
         if base is not None:
             raise
         return _Base(None, Layout(), "the base that the adapter's config names cannot be reached")
-    return _Base(lambda: open_model(where, revision, token), layout_of_config(config), "")
+    return _Base(lambda: open_model(where, revision, token), layout_of_config(config), "its architecture is unknown")
 
 
 def _live_base(model: Any, adapter: _Adapter) -> _Base:
@@ -335,9 +335,7 @@ def _layer(adapter: _Adapter, base: _Base, module: str, parts: dict[str, Source]
             "cannot be multiplied."
         )
     name = _canonical(module, "weight", base.layout)
-    # Without the base's layout, PEFT's own flag tells; PEFT corrects it for Conv1D when it makes an adapter.
-    conv1d = name in base.layout.conv1d if base.layout.shapes else bool(adapter.config.get("fan_in_fan_out"))
-    transposed = conv1d or is_embedding
+    transposed = is_embedding or _is_conv1d(adapter, base, name)
     scaling = _scaling(adapter, module, down.shape[0])
     left, right = (Transposed(down), Transposed(up)) if transposed else (up, down)
     low_rank = LowRank(left, right, scaling)
@@ -351,6 +349,19 @@ def _layer(adapter: _Adapter, base: _Base, module: str, parts: dict[str, Source]
     if "lora_B.bias" in parts:  # `lora_bias`: the adapter's own bias is scaled like its product
         result.append(("bias", Term(scaling, Dense((parts["lora_B.bias"],)))))
     return result
+
+
+def _is_conv1d(adapter: _Adapter, base: _Base, name: str) -> bool:
+    if base.layout.shapes:
+        return name in base.layout.conv1d
+    # Without the base's layout, PEFT's flag tells, if it is set: with a Linear layer beside a Conv1D, PEFT clears it.
+    stated = bool(adapter.config.get("fan_in_fan_out"))
+    if not stated and perhaps_conv1d(name):
+        raise MissingFileError(
+            f"{adapter.name}: whether {name} is stored transposed, as in GPT-2, takes the base's config to tell (a "
+            f"fan_in_fan_out that is not set does not), and {base.why_not}. Pass base=."
+        )
+    return stated
 
 
 def _scaling(adapter: _Adapter, module: str, rank: int) -> float:
