@@ -84,12 +84,23 @@ class _Adapter:
 class _Base:
     """The adapter's base: its layout if it can be had, its weights only if something needs them."""
 
-    def __init__(self, open_weights: Callable[[], Checkpoint] | None, layout: Layout, why_not: str) -> None:
-        self.layout, self._open, self.why_not = layout, open_weights, why_not
+    def __init__(
+        self, open_weights: Callable[[], Checkpoint] | None, layout: Layout, why_not: str, at_hand: bool = False
+    ) -> None:
+        self.layout, self._open, self.why_not, self._at_hand = layout, open_weights, why_not, at_hand
 
     @cached_property
     def weights(self) -> Checkpoint | None:
         return self._open() if self._open else None
+
+    def record(self) -> ModelRecord | None:
+        """What the weights are, if they are here or something needed them: a record alone must download no model."""
+        if not self._at_hand and "weights" not in self.__dict__:
+            return None
+        try:
+            return self.weights.record() if self.weights else None
+        except TaskVectorError:  # plain LoRA does without: on quantised weights, or a folder with a config only
+            return None
 
     def tensor(self, name: str, what: str) -> Source:
         """A base weight that `what` needs."""
@@ -128,8 +139,7 @@ def from_adapter(
     terms = _terms(found, origin_base)
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
-    used = origin_base.__dict__.get("weights")  # only if something needed them: a record alone must not read a model
-    record = used.record() if used else _named_base(found, layout)
+    record = origin_base.record() or _named_base(found, layout)
     rank = sorted({t.delta.rank for each in terms.values() for t in each if isinstance(t.delta, LowRank)})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
     tuned = ModelRecord(found.name, found.revision, fingerprint=fingerprint(found.tensors))
@@ -192,7 +202,7 @@ def _base_of(
 ) -> _Base:
     if isinstance(base, torch.nn.Module):
         snapshot = base  # its tensors are copied where a delta takes them
-        return _Base(lambda: _snapshot(live_checkpoint(snapshot)), layout_of_model(base), "")
+        return _Base(lambda: _snapshot(live_checkpoint(snapshot)), layout_of_model(base), "", at_hand=True)
     where = base or adapter.config.get("base_model_name_or_path")
     if not where:
         return _Base(None, Layout(), "the adapter's config names no base")
@@ -204,7 +214,10 @@ def _base_of(
         if base is not None:
             raise
         return _Base(None, Layout(), "the base that the adapter's config names cannot be reached")
-    return _Base(lambda: open_model(where, revision, token), layout_of_config(config), "its architecture is unknown")
+    layout = layout_of_config(config)
+    return _Base(
+        lambda: open_model(where, revision, token), layout, "its architecture is unknown", at_hand=Path(where).is_dir()
+    )
 
 
 def _live_base(model: Any, adapter: _Adapter) -> _Base:
