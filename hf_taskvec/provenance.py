@@ -1,7 +1,8 @@
 """Where a task vector comes from: its sources, and the expression that made it from them.
 
 Kept as plain values so that it can be printed, stored as JSON, and shown on a model card. A local folder is known
-by its name only: no path of the user's machine is ever stored or printed.
+by its name only: no path of the user's machine is stored here or printed. (A vector saved with `reference=True` must
+store the path of a local folder that it refers to, beside its provenance.)
 """
 
 import re

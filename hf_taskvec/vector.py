@@ -206,7 +206,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         Args:
             dtype: a dtype to round dense changes to.
-            reference: store no tensors, only the ids, revisions and fingerprints of what the vector is made of.
+            reference: store no tensors, only the ids, revisions and fingerprints of what the vector is made of. A
+                reference to a model in a folder stores that folder's path, so it is of use on this machine only.
             overwrite: replace a task vector that is already in the folder.
             max_shard_size: the largest size of one file.
 

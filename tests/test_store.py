@@ -260,6 +260,24 @@ def test_what_has_no_file_cannot_be_referred_to(models: TinyModels, tmp_path: Pa
     assert not (tmp_path / "v").exists()
 
 
+def test_a_saved_vector_cannot_be_referred_to(models: TinyModels, tmp_path: Path) -> None:
+    models.pair("phi").vector().save(tmp_path / "one")
+    for verify in (True, False):
+        with pytest.raises(TaskVectorError, match=r"\w comes from a saved task vector.*without reference=True"):
+            TaskVector.load(tmp_path / "one", verify=verify).save(tmp_path / "two", reference=True)
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_loaded_reference_can_be_saved_as_one(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+    hub.add_repo("me/base", models.pair("phi").base)
+    vector = TaskVector.from_finetuned("me/base", models.pair("phi").tuned)
+    vector.save(tmp_path / "one", reference=True)
+    TaskVector.load(tmp_path / "one").save(tmp_path / "two", reference=True)
+    one, two = (json.loads((tmp_path / folder / JSON).read_text()) for folder in ("one", "two"))
+    assert one["checkpoints"] == two["checkpoints"]
+    assert_same(TaskVector.load(tmp_path / "two"), vector)
+
+
 # Writing.
 
 
