@@ -336,6 +336,8 @@ def load(
     folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, verify: bool = True
 ) -> TaskVector:
     """See `TaskVector.load`."""
+    if not isinstance(folder, str | Path):
+        raise BadValueError(f"a task vector is loaded from a folder or a Hub id, not from {folder!r}.")
     path, name, _ = locate(folder, revision, token, ["taskvec*"])
     if not (path / JSON_NAME).exists():
         raise MissingFileError(f"{name} has no {JSON_NAME}: it is not a saved task vector.")

@@ -435,6 +435,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             # Functions have no value to show: a digest of what they gave tells one from another.
             digest = hashlib.sha256(repr(factors).encode()).hexdigest()
             described: dict[str, Any] = {"by": f"function {digest[:8]}"}
+        elif not isinstance(scales, Mapping):
+            raise _not_a_number(scales)
         else:
             matched = {pattern: set(self._matching(pattern)) for pattern in scales}
             factors = {}
@@ -593,6 +595,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def dot(self, other: "TaskVector", name: str | None = None) -> float:
         """The inner product with another vector, in total or for one parameter."""
         if name is not None:
+            _check_shape(name, self.shape(name), other.shape(name))
             return measure.dot(name, self[name], other[name])
         return math.fsum(self.dots(other).values())
 
@@ -665,8 +668,17 @@ def _check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> Non
         raise MismatchError(f"{name}: shapes {list(one)} and {list(other)} cannot be combined: {hint}.")
 
 
+def _not_a_number(scale: object) -> BadValueError:
+    return BadValueError(f"a task vector cannot be scaled by {scale!r}: give a number.")
+
+
 def _finite(scale: Any) -> float:
-    value = float(scale)
+    if isinstance(scale, str):  # float() would take "0.5"
+        raise _not_a_number(scale)
+    try:
+        value = float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise _not_a_number(scale) from None
     if not math.isfinite(value):
         raise BadValueError(f"a task vector cannot be scaled by {value}.")
     return value

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from corruption import Corruptor, replace
@@ -173,10 +174,13 @@ def test_bad_options(tmp_path: Path) -> None:
         vector.save(tmp_path / "v", dtype="int8")
     with pytest.raises(TaskVectorError, match="takes no dtype"):
         vector.save(tmp_path / "v", dtype="bfloat16", reference=True)
-    for size in ("many", "5XB", 0, "0GB", -1):
+    for size in ("many", "5XB", 0, "0GB", -1, 1e9, None):
         with pytest.raises(TaskVectorError, match="is not a size"):
             vector.save(tmp_path / "v", max_shard_size=size)
     assert list(tmp_path.iterdir()) == []
+    vector.save(tmp_path / "v", max_shard_size=np.int64(10**9))
+    with pytest.raises(TaskVectorError, match="a folder or a Hub id, not from None"):
+        TaskVector.load(None)  # type: ignore[arg-type]
 
 
 # References.

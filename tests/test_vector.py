@@ -310,6 +310,12 @@ def test_scales_must_be_finite(scale: float) -> None:
             use()
 
 
+@pytest.mark.parametrize("scale", ["0.5", {"w": "x"}, {"w": None}, {"w": "0.5"}, lambda _: "0.5", None, [0.5]])
+def test_scales_must_be_numbers(scale: object) -> None:
+    with pytest.raises(TaskVectorError, match=r"cannot be scaled by .*: give a number"):
+        vector().scale(scale)  # type: ignore[arg-type]
+
+
 def test_scales_that_overflow_together_are_refused() -> None:
     with pytest.raises(TaskVectorError, match=r"w: .*weight"):
         1e200 * (1e200 * vector())
@@ -343,6 +349,10 @@ def test_other_shapes_do_not_add() -> None:
         TaskVector.from_tensors({"wte.weight": torch.ones(5, 2)}).dot(
             TaskVector.from_tensors({"wte.weight": torch.ones(6, 2)})
         )
+    one, other = vector(w=torch.ones(2, 3)), vector(w=torch.ones(3, 2))
+    for measure in (one.dot, one.cosine):
+        with pytest.raises(TaskVectorError, match=r"w: shapes \[2, 3\] and \[3, 2\]"):
+            measure(other, "w")
 
 
 def test_an_unknown_parameter_is_named_with_a_suggestion() -> None:
