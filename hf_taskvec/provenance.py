@@ -5,6 +5,7 @@ by its name only: no path of the user's machine is stored here or printed. (A ve
 store the path of a local folder that it refers to, beside its provenance.)
 """
 
+import numbers
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ class Provenance:
 
     def through(self, function: str, **arguments: object) -> "Provenance":
         """The provenance of `function(self, ...)`: one new atom."""
-        given = "".join(f", {key}={value!r}" for key, value in arguments.items() if value is not None)
+        given = "".join(f", {key}={_plain(value)!r}" for key, value in arguments.items() if value is not None)
         return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins)
 
     def renamed(self, label: str) -> "Provenance":
@@ -144,6 +145,13 @@ class Provenance:
             tuple((str(atom), float(weight)) for atom, weight in data["weights"]),
             tuple(Origin.from_json(origin) for origin in data["origins"]),
         )
+
+
+def _plain(value: object) -> object:
+    """numpy's numbers as Python's, which show as what they are."""
+    if isinstance(value, numbers.Integral):
+        return value if isinstance(value, bool) else int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _word(old: str, new: str) -> Callable[[str], str]:

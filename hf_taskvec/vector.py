@@ -25,6 +25,7 @@ from hf_taskvec.errors import (
     did_you_mean,
     some,
 )
+from hf_taskvec.names import is_vocabulary
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.tensors import InMemory, Source, fingerprint
 
@@ -368,13 +369,17 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def __len__(self) -> int:
         return len(self._terms)
 
-    # A vector is a value that holds large tensors: it is compared by what it stands for, term by term.
+    # A vector is a value that holds large tensors: it is compared by what it stands for, its terms in any order.
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TaskVector) and self._terms == other._terms
+        return isinstance(other, TaskVector) and self._value == other._value
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._terms.items()))
+        return hash(self._value)
+
+    @property
+    def _value(self) -> frozenset[tuple[str, frozenset[Term]]]:
+        return frozenset((name, frozenset(terms)) for name, terms in self._terms.items())
 
     # The algebra.
 
@@ -443,8 +448,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             for name in self:
                 found = (scales[pattern] for pattern, names in matched.items() if name in names)
                 factors[name] = _finite(next(found, default))
-            by = {_text(pattern): scale for pattern, scale in scales.items()}
-            described = {"by": by, "default": None if default == 1.0 else default}
+            by = {_text(pattern): _finite(scale) for pattern, scale in scales.items()}
+            described = {"by": by, "default": None if default == 1.0 else _finite(default)}
         terms = {n: [Term(t.weight * factors[n], t.delta) for t in each] for n, each in self._terms.items()}
         return TaskVector(terms, self._provenance.through("scale", **described))
 
@@ -659,7 +664,7 @@ def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:
 
 def _check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
     if one != other:
-        vocabulary = len(one) == len(other) and one[1:] == other[1:] and re.search("embed|wte|lm_head", name)
+        vocabulary = len(one) == len(other) and one[1:] == other[1:] and is_vocabulary(name)
         hint = (
             "the vocabulary sizes differ. Extract both with the same vocabulary= choice"
             if vocabulary
