@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, Term, round_once
+from hf_taskvec.arithmetic import Sum, round_once
 from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
+from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
@@ -56,7 +57,7 @@ def to_adapter(
     _check_untied(vector if dense == "save" else low_rank, layout)
     _check_layout(low_rank, layout)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
-    factors = {_module(name, layout): _factors(terms) for name, terms in low_rank.items()}
+    factors = {_module(name, layout): stacked_factors(terms) for name, terms in low_rank.items()}
     if uniform_rank:
         factors = _padded(factors)
     tensors: dict[str, torch.Tensor] = {}
@@ -130,16 +131,6 @@ def _check_layout(names: Iterable[str], layout: Layout) -> None:
             raise MissingFileError(
                 f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass base=."
             )
-
-
-def _factors(terms: tuple[Term, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The terms' factors side by side, with weights and scalings folded into the left one."""
-    lefts, rights = [], []
-    for term in terms:
-        assert isinstance(term.delta, LowRank)
-        lefts.append(term.delta.left.read().double() * (term.weight * term.delta.scaling))
-        rights.append(term.delta.right.read().double())
-    return torch.cat(lefts, dim=1), torch.cat(rights, dim=0)
 
 
 _Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]

@@ -7,7 +7,7 @@ store the path of a local folder that it refers to, beside its provenance.)
 
 import numbers
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -167,11 +167,3 @@ def label_for(name: str) -> str:
     """
     label = re.sub(r"\W", "_", name.rstrip("/").rsplit("/", 1)[-1])
     return label if label and not label[0].isdigit() else f"v_{label}"
-
-
-def total(provenances: Iterable[Provenance]) -> Provenance:
-    """The provenance of a sum."""
-    result = Provenance()
-    for provenance in provenances:
-        result = result.plus(provenance)
-    return result
