@@ -2,23 +2,26 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, round_once
+from hf_taskvec._version import __version__
+from hf_taskvec.arithmetic import Sum, round_once
 from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
+from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
-from hf_taskvec.errors import BadValueError, MissingFileError, TaskVectorError, UnsupportedError, some
+from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
-from hf_taskvec.names import Layout, layout_of_config
+from hf_taskvec.names import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
 from hf_taskvec.output import new_folder
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec
 
 _CONFIG = "adapter_config.json"
+_MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
 _DENSE = ("refuse", "save", "drop")
 
 
@@ -36,9 +39,11 @@ def to_adapter(
     """See `TaskVector.to_adapter`."""
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
-    named = base_model_name_or_path or _own_base(vector)
-    where = base or named
-    layout = _layout(where)
+    own, own_revision = _own_base(vector)
+    named = base_model_name_or_path or own
+    given = base or base_model_name_or_path
+    where, revision = (given, None) if given else (own, own_revision)
+    layout = _layout(where, revision, required=given is not None)
     low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
     rest = [name for name in vector if name not in low_rank]
     if rest and dense == "refuse":
@@ -49,8 +54,10 @@ def to_adapter(
         )
     if not low_rank:
         raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
+    _check_untied(vector if dense == "save" else low_rank, layout)
+    _check_layout(low_rank, layout)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
-    factors = {_module(name, layout): _factors(terms) for name, terms in low_rank.items()}
+    factors = {_module(name, layout): stacked_factors(terms) for name, terms in low_rank.items()}
     if uniform_rank:
         factors = _padded(factors)
     tensors: dict[str, torch.Tensor] = {}
@@ -58,31 +65,37 @@ def to_adapter(
         tensors.update(_entries(module, kinds[module], left, right, dtype))
     config = _config(factors, kinds, layout, named)
     if rest and dense == "save":
-        _save_whole(vector, rest, layout, where, set(factors), tensors, config)
+        _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(folder)
-    with new_folder(final, _CONFIG, overwrite) as part:
+    with new_folder(final, _MARKER, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.close()
         (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        origin = {"expression": vector.expression, "library": __version__}
+        (part / _MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return final
 
 
-def _own_base(vector: TaskVector) -> str | None:
-    names = {origin.base.name for origin in vector.provenance.origins if origin.base}
-    return names.pop() if len(names) == 1 else None
+def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
+    """Hub id and revision of the one base that the vector comes from. A folder's name alone leads nowhere."""
+    bases = {(origin.base.name, origin.base.revision) for origin in vector.provenance.origins if origin.base}
+    name, revision = bases.pop() if len(bases) == 1 else (None, None)
+    return (name, revision) if name and (revision or "/" in name) else (None, None)
 
 
-def _layout(where: str | Path | None) -> Layout:
-    """The base's layout, if its config can be had; PEFT's names are the canonical ones for most models."""
+def _layout(where: str | Path | None, revision: str | None, required: bool) -> Layout:
+    """The base's layout: an unknown one, if no base was given and the vector's own is out of reach."""
     if where is None:
         return Layout()
     try:
-        folder, _, _ = locate(where, None, None, ["config.json"])
+        folder, _, _ = locate(where, revision, None, ["config.json"])
         return layout_of_config(read_json(folder / "config.json"))
-    except TaskVectorError:
+    except MissingFileError:
+        if required:
+            raise
         return Layout()
 
 
@@ -91,28 +104,33 @@ def _module(name: str, layout: Layout) -> str:
 
 
 def _kind(name: str, layout: Layout) -> str:
-    if name in layout.conv1d or (not layout.shapes and _looks_conv1d(name)):
+    if name in layout.conv1d:
         return "conv1d"
-    return (
-        "embedding"
-        if name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight", "embed_in.weight"))
-        else "linear"
-    )
+    return "embedding" if name in layout.embeddings else "linear"
 
 
-def _looks_conv1d(name: str) -> bool:
-    """GPT-2's own layer names, for when its config is out of reach."""
-    return name.startswith("transformer.h.") and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
+def _check_untied(names: Iterable[str], layout: Layout) -> None:
+    # PEFT's ensure_weight_tying is no way out: it misses GPT-2's head, and merges the change twice for others.
+    if tied := [name for name in names if name in layout.tied.values()]:
+        raise UnsupportedError(
+            f"{some(tied)} is also the output head of {layout.architecture}, and an adapter that PEFT does not merge "
+            "would change the embedding alone. Leave it out with vector.filter(exclude=...), write a whole model with "
+            "apply(), or untie the base."
+        )
 
 
-def _factors(terms: tuple[Term, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The terms' factors side by side, with weights and scalings folded into the left one."""
-    lefts, rights = [], []
-    for term in terms:
-        assert isinstance(term.delta, LowRank)
-        lefts.append(term.delta.left.read().double() * (term.weight * term.delta.scaling))
-        rights.append(term.delta.right.read().double())
-    return torch.cat(lefts, dim=1), torch.cat(rights, dim=0)
+def _check_layout(names: Iterable[str], layout: Layout) -> None:
+    """Refuse what PEFT would take for something else."""
+    for name in names:
+        if name in layout.offset:
+            raise UnsupportedError(
+                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain embeddings. "
+                "Leave them out with vector.filter(exclude=...)."
+            )
+        if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
+            raise MissingFileError(
+                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass base=."
+            )
 
 
 _Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -178,6 +196,7 @@ def _save_whole(
     names: list[str],
     layout: Layout,
     where: str | Path | None,
+    revision: str | None,
     targets: set[str],
     tensors: dict[str, torch.Tensor],
     config: dict[str, Any],
@@ -185,7 +204,7 @@ def _save_whole(
     """Store base + change for what is not low-rank: whole modules as `modules_to_save`, biases as trained biases."""
     if where is None:
         raise MissingFileError("dense='save' stores whole values, so it needs the base model. Pass base=.")
-    model = open_checkpoint(where)
+    model = open_checkpoint(where, revision)
     check_fits(vector, model)
     modules = set()
     for name in names:

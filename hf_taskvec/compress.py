@@ -7,6 +7,7 @@ iterations (Halko, Martinsson and Tropp 2011), or exactly, by its triangular fac
 
 import math
 import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -95,14 +96,20 @@ def compress(
 _SVD = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _svd_of_factors(name: str, terms: list[Term]) -> _SVD:
+def stacked_factors(terms: Iterable[Term]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Low-rank terms' factors side by side in fp64, with weights and scalings folded into the left one."""
     lefts, rights = [], []
     for term in terms:
         assert isinstance(term.delta, LowRank)
         lefts.append(term.delta.left.read().double() * (term.weight * term.delta.scaling))
         rights.append(term.delta.right.read().double())
-    q_left, core_left = torch.linalg.qr(torch.cat(lefts, dim=1))
-    q_right, core_right = torch.linalg.qr(torch.cat(rights, dim=0).T)
+    return torch.cat(lefts, dim=1), torch.cat(rights, dim=0)
+
+
+def _svd_of_factors(name: str, terms: list[Term]) -> _SVD:
+    left, right = stacked_factors(terms)
+    q_left, core_left = torch.linalg.qr(left)
+    q_right, core_right = torch.linalg.qr(right.T)
     core = core_left @ core_right.T
     if not core.isfinite().all():
         raise not_finite(name)

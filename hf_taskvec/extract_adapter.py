@@ -25,7 +25,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.extract import open_model
 from hf_taskvec.live import live_checkpoint
-from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model
+from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model, perhaps_conv1d
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.tensors import InMemory, Source, Transposed, fingerprint
 from hf_taskvec.vector import TaskVector
@@ -84,17 +84,28 @@ class _Adapter:
 class _Base:
     """The adapter's base: its layout if it can be had, its weights only if something needs them."""
 
-    def __init__(self, open_weights: Callable[[], Checkpoint] | None, layout: Layout, why_not: str) -> None:
-        self.layout, self._open, self._why_not = layout, open_weights, why_not
+    def __init__(
+        self, open_weights: Callable[[], Checkpoint] | None, layout: Layout, why_not: str, at_hand: bool = False
+    ) -> None:
+        self.layout, self._open, self.why_not, self._at_hand = layout, open_weights, why_not, at_hand
 
     @cached_property
     def weights(self) -> Checkpoint | None:
         return self._open() if self._open else None
 
+    def record(self) -> ModelRecord | None:
+        """What the weights are, if they are here or something needed them: a record alone must download no model."""
+        if not self._at_hand and "weights" not in self.__dict__:
+            return None
+        try:
+            return self.weights.record() if self.weights else None
+        except TaskVectorError:  # plain LoRA does without: on quantised weights, or a folder with a config only
+            return None
+
     def tensor(self, name: str, what: str) -> Source:
         """A base weight that `what` needs."""
         if self.weights is None:
-            raise MissingFileError(f"{what} needs the base model's {name}, and {self._why_not}. Pass base=.")
+            raise MissingFileError(f"{what} needs the base model's {name}, and {self.why_not}. Pass base=.")
         owner = self.layout.tied.get(name, name)  # a head that the adapter unties starts as the embedding
         if owner not in self.weights.tensors:
             raise MismatchError(
@@ -128,8 +139,7 @@ def from_adapter(
     terms = _terms(found, origin_base)
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
-    used = origin_base.__dict__.get("weights")  # only if something needed them: a record alone must not read a model
-    record = used.record() if used else _named_base(found, layout)
+    record = origin_base.record() or _named_base(found, layout)
     rank = sorted({t.delta.rank for each in terms.values() for t in each if isinstance(t.delta, LowRank)})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
     tuned = ModelRecord(found.name, found.revision, fingerprint=fingerprint(found.tensors))
@@ -192,7 +202,7 @@ def _base_of(
 ) -> _Base:
     if isinstance(base, torch.nn.Module):
         snapshot = base  # its tensors are copied where a delta takes them
-        return _Base(lambda: _snapshot(live_checkpoint(snapshot)), layout_of_model(base), "")
+        return _Base(lambda: _snapshot(live_checkpoint(snapshot)), layout_of_model(base), "", at_hand=True)
     where = base or adapter.config.get("base_model_name_or_path")
     if not where:
         return _Base(None, Layout(), "the adapter's config names no base")
@@ -204,7 +214,10 @@ def _base_of(
         if base is not None:
             raise
         return _Base(None, Layout(), "the base that the adapter's config names cannot be reached")
-    return _Base(lambda: open_model(where, revision, token), layout_of_config(config), "")
+    layout = layout_of_config(config)
+    return _Base(
+        lambda: open_model(where, revision, token), layout, "its architecture is unknown", at_hand=Path(where).is_dir()
+    )
 
 
 def _live_base(model: Any, adapter: _Adapter) -> _Base:
@@ -335,9 +348,7 @@ def _layer(adapter: _Adapter, base: _Base, module: str, parts: dict[str, Source]
             "cannot be multiplied."
         )
     name = _canonical(module, "weight", base.layout)
-    # Without the base's layout, PEFT's own flag tells; PEFT corrects it for Conv1D when it makes an adapter.
-    conv1d = name in base.layout.conv1d if base.layout.shapes else bool(adapter.config.get("fan_in_fan_out"))
-    transposed = conv1d or is_embedding
+    transposed = is_embedding or _is_conv1d(adapter, base, name)
     scaling = _scaling(adapter, module, down.shape[0])
     left, right = (Transposed(down), Transposed(up)) if transposed else (up, down)
     low_rank = LowRank(left, right, scaling)
@@ -351,6 +362,19 @@ def _layer(adapter: _Adapter, base: _Base, module: str, parts: dict[str, Source]
     if "lora_B.bias" in parts:  # `lora_bias`: the adapter's own bias is scaled like its product
         result.append(("bias", Term(scaling, Dense((parts["lora_B.bias"],)))))
     return result
+
+
+def _is_conv1d(adapter: _Adapter, base: _Base, name: str) -> bool:
+    if base.layout.shapes:
+        return name in base.layout.conv1d
+    # Without the base's layout, PEFT's flag tells, if it is set: with a Linear layer beside a Conv1D, PEFT clears it.
+    stated = bool(adapter.config.get("fan_in_fan_out"))
+    if not stated and perhaps_conv1d(name):
+        raise MissingFileError(
+            f"{adapter.name}: whether {name} is stored transposed, as in GPT-2, takes the base's config to tell (a "
+            f"fan_in_fan_out that is not set does not), and {base.why_not}. Pass base=."
+        )
+    return stated
 
 
 def _scaling(adapter: _Adapter, module: str, rank: int) -> float:

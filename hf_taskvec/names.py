@@ -20,6 +20,9 @@ from hf_taskvec.errors import MismatchError, UnsupportedError, some
 # Causal masks and rotary tables that older checkpoints carry as if they were weights.
 _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)$|rotary_emb\.\w*inv_freq$")
 _VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|lm_head)\.(weight|bias)$")
+# Layers that GPT-2 stores transposed and GPT-Neo or GPTBigCode, by the same names, as they are.
+_PERHAPS_CONV1D = re.compile(r"(^|\.)h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight$")
+_PERHAPS_TIED = re.compile(r"(^|\.)(embed_\w+|wte|wpe|word_embeddings)\.weight$")
 _PEFT_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
 _PEFT_OWN = re.compile(r"\.(lora_\w+|modules_to_save|trainable_tokens_\w+)(\.|$)")
 
@@ -35,6 +38,10 @@ class Layout:
     tied: Mapping[str, str] = field(default_factory=dict)
     #: canonical names of weights that `Conv1D` stores transposed
     conv1d: frozenset[str] = frozenset()
+    #: canonical names of the weights of `nn.Embedding` and its subclasses
+    embeddings: frozenset[str] = frozenset()
+    #: those of them that look up other rows than they are asked for (OPT's positions), which PEFT does not know
+    offset: frozenset[str] = frozenset()
     #: name in the live model -> canonical name, where they differ one to one
     renamed: Mapping[str, str] = field(default_factory=dict)
     #: names of live parameters that are stored as several tensors (fused experts)
@@ -88,6 +95,24 @@ def is_vocabulary(name: str) -> bool:
     (True, False)
     """
     return bool(_VOCABULARY.search(name))
+
+
+def perhaps_conv1d(name: str) -> bool:
+    """Whether it takes the base's config to tell if a weight of this name is stored transposed.
+
+    >>> perhaps_conv1d("transformer.h.0.attn.c_proj.weight"), perhaps_conv1d("model.layers.0.mlp.fc1.weight")
+    (True, False)
+    """
+    return bool(_PERHAPS_CONV1D.search(name))
+
+
+def perhaps_tied(name: str) -> bool:
+    """Whether a parameter is an embedding, by its name: it takes the base's config to tell if a head shares it.
+
+    >>> perhaps_tied("transformer.wte.weight"), perhaps_tied("lm_head.weight")
+    (True, False)
+    """
+    return bool(_PERHAPS_TIED.search(name))
 
 
 def unwrapped(name: str) -> str | None:
@@ -154,7 +179,6 @@ def _layout_of_json(text: str) -> Layout:
     live = dict(model.named_parameters(remove_duplicate=False))
     tied = dict(model.all_tied_weights_keys)
     disk = revert_weight_conversion(model, dict(live))
-    conv1d = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, Conv1D)}
     renamed, fused = {}, set()
     for name, tensor in live.items():
         if name in disk:
@@ -164,11 +188,15 @@ def _layout_of_json(text: str) -> Layout:
             renamed[name] = next(iter(one))
         else:
             fused.add(name)
+    modules = {renamed.get(f"{n}.weight", f"{n}.weight"): module for n, module in model.named_modules()}
+    embeddings = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Embedding)}
     return Layout(
         architecture=type(model).__name__,
         shapes={name: tuple(tensor.shape) for name, tensor in disk.items() if name not in tied},
         tied=tied,
-        conv1d=frozenset(conv1d),
+        conv1d=frozenset(name for name, module in modules.items() if isinstance(module, Conv1D)),
+        embeddings=frozenset(embeddings),
+        offset=frozenset(name for name, module in embeddings.items() if hasattr(module, "offset")),
         renamed=renamed,
         fused=frozenset(fused),
         prefix=f"{model.base_model_prefix}." if model.base_model_prefix else "",

@@ -1,11 +1,13 @@
 """Where a task vector comes from: its sources, and the expression that made it from them.
 
 Kept as plain values so that it can be printed, stored as JSON, and shown on a model card. A local folder is known
-by its name only: no path of the user's machine is ever stored or printed.
+by its name only: no path of the user's machine is stored here or printed. (A vector saved with `reference=True` must
+store the path of a local folder that it refers to, beside its provenance.)
 """
 
+import numbers
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,7 +102,7 @@ class Provenance:
 
     def through(self, function: str, **arguments: object) -> "Provenance":
         """The provenance of `function(self, ...)`: one new atom."""
-        given = "".join(f", {key}={value!r}" for key, value in arguments.items() if value is not None)
+        given = "".join(f", {key}={_plain(value)!r}" for key, value in arguments.items() if value is not None)
         return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins)
 
     def renamed(self, label: str) -> "Provenance":
@@ -145,6 +147,13 @@ class Provenance:
         )
 
 
+def _plain(value: object) -> object:
+    """numpy's numbers as Python's, which show as what they are."""
+    if isinstance(value, numbers.Integral):
+        return value if isinstance(value, bool) else int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
 def _word(old: str, new: str) -> Callable[[str], str]:
     pattern = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
     return lambda text: pattern.sub(new, text)
@@ -158,11 +167,3 @@ def label_for(name: str) -> str:
     """
     label = re.sub(r"\W", "_", name.rstrip("/").rsplit("/", 1)[-1])
     return label if label and not label[0].isdigit() else f"v_{label}"
-
-
-def total(provenances: Iterable[Provenance]) -> Provenance:
-    """The provenance of a sum."""
-    result = Provenance()
-    for provenance in provenances:
-        result = result.plus(provenance)
-    return result

@@ -27,6 +27,7 @@ from hf_taskvec.arithmetic import Sum, Term, check_finite, dtype_name, parse_dty
 from hf_taskvec.checkpoint import (
     ADAPTER_WEIGHTS,
     WEIGHTS,
+    Home,
     StoredTensor,
     TensorFile,
     locate,
@@ -252,6 +253,11 @@ def _reference(tensors: Mapping[str, _Written]) -> dict[str, Any]:
                 f"{name.split(':')[0]} comes from a live model or a computation, so no file can be referred to. "
                 "Save the vector without reference=True."
             )
+        if stored.file.path.name.startswith("taskvec"):
+            raise UnsupportedError(
+                f"{name.split(':')[0]} comes from a saved task vector, and a reference can point to models and adapters "
+                "only. Save the vector without reference=True, or make the reference from a vector extracted anew."
+            )
         tensor = stored.read()
         listed[name] = {
             "checkpoint": checkpoints.setdefault(stored.file.home, len(checkpoints)),
@@ -330,6 +336,8 @@ def load(
     folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, verify: bool = True
 ) -> TaskVector:
     """See `TaskVector.load`."""
+    if not isinstance(folder, str | Path):
+        raise BadValueError(f"a task vector is loaded from a folder or a Hub id, not from {folder!r}.")
     path, name, _ = locate(folder, revision, token, ["taskvec*"])
     if not (path / JSON_NAME).exists():
         raise MissingFileError(f"{name} has no {JSON_NAME}: it is not a saved task vector.")
@@ -394,8 +402,10 @@ def _open_own(document: dict[str, Any], folder: Path) -> dict[str, StoredTensor]
 def _open_reference(document: dict[str, Any], token: str | bool | None) -> dict[str, StoredTensor]:
     checkpoints = []
     for home in document["checkpoints"]:
-        folder, _, _ = locate(home["where"], home["revision"], token, ["*.json", "*.safetensors", "*.bin"])
-        checkpoints.append(open_files(folder, (*WEIGHTS, *ADAPTER_WEIGHTS)))
+        where, revision = home["where"], home["revision"]
+        folder, _, _ = locate(where, revision, token, ["*.json", "*.safetensors", "*.bin"])
+        again = Home(where, revision) if revision else None  # not the cache, should this be saved as a reference again
+        checkpoints.append(open_files(folder, (*WEIGHTS, *ADAPTER_WEIGHTS), again))
     opened = {}
     for key, entry in document["tensors"].items():
         tensors = checkpoints[entry["checkpoint"]]

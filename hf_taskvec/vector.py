@@ -25,6 +25,7 @@ from hf_taskvec.errors import (
     did_you_mean,
     some,
 )
+from hf_taskvec.names import is_vocabulary
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.tensors import InMemory, Source, fingerprint
 
@@ -206,7 +207,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         Args:
             dtype: a dtype to round dense changes to.
-            reference: store no tensors, only the ids, revisions and fingerprints of what the vector is made of.
+            reference: store no tensors, only the ids, revisions and fingerprints of what the vector is made of. A
+                reference to a model in a folder stores that folder's path, so it is of use on this machine only.
             overwrite: replace a task vector that is already in the folder.
             max_shard_size: the largest size of one file.
 
@@ -324,14 +326,16 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         Args:
             folder: the folder to write.
-            base_model_name_or_path: the base that the adapter names; by default the vector's own.
-            base: a folder or Hub id of the base, for `dense="save"`; by default `base_model_name_or_path`.
+            base_model_name_or_path: the base that the adapter names; by default the vector's own, if that came from the
+                Hub, else none.
+            base: a folder or Hub id of the base, for its architecture and for `dense="save"`; by default
+                `base_model_name_or_path`.
             dense: what to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only
                 as whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated),
                 `"drop"` leaves them out, `"refuse"` raises and names them.
             uniform_rank: pad all factors to one rank, as some serving engines want it.
             dtype: of the stored factors.
-            overwrite: replace an adapter that is already in the folder.
+            overwrite: replace an earlier export in the folder (never an adapter that was trained there).
         """
         from hf_taskvec.adapter import to_adapter
 
@@ -365,13 +369,17 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def __len__(self) -> int:
         return len(self._terms)
 
-    # A vector is a value that holds large tensors: it is compared by what it stands for, term by term.
+    # A vector is a value that holds large tensors: it is compared by what it stands for, its terms in any order.
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TaskVector) and self._terms == other._terms
+        return isinstance(other, TaskVector) and self._value == other._value
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._terms.items()))
+        return hash(self._value)
+
+    @property
+    def _value(self) -> frozenset[tuple[str, frozenset[Term]]]:
+        return frozenset((name, frozenset(terms)) for name, terms in self._terms.items())
 
     # The algebra.
 
@@ -432,14 +440,16 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             # Functions have no value to show: a digest of what they gave tells one from another.
             digest = hashlib.sha256(repr(factors).encode()).hexdigest()
             described: dict[str, Any] = {"by": f"function {digest[:8]}"}
+        elif not isinstance(scales, Mapping):
+            raise _not_a_number(scales)
         else:
             matched = {pattern: set(self._matching(pattern)) for pattern in scales}
             factors = {}
             for name in self:
                 found = (scales[pattern] for pattern, names in matched.items() if name in names)
                 factors[name] = _finite(next(found, default))
-            by = {_text(pattern): scale for pattern, scale in scales.items()}
-            described = {"by": by, "default": None if default == 1.0 else default}
+            by = {_text(pattern): _finite(scale) for pattern, scale in scales.items()}
+            described = {"by": by, "default": None if default == 1.0 else _finite(default)}
         terms = {n: [Term(t.weight * factors[n], t.delta) for t in each] for n, each in self._terms.items()}
         return TaskVector(terms, self._provenance.through("scale", **described))
 
@@ -590,6 +600,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def dot(self, other: "TaskVector", name: str | None = None) -> float:
         """The inner product with another vector, in total or for one parameter."""
         if name is not None:
+            _check_shape(name, self.shape(name), other.shape(name))
             return measure.dot(name, self[name], other[name])
         return math.fsum(self.dots(other).values())
 
@@ -653,7 +664,7 @@ def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:
 
 def _check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
     if one != other:
-        vocabulary = len(one) == len(other) and one[1:] == other[1:] and re.search("embed|wte|lm_head", name)
+        vocabulary = len(one) == len(other) and one[1:] == other[1:] and is_vocabulary(name)
         hint = (
             "the vocabulary sizes differ. Extract both with the same vocabulary= choice"
             if vocabulary
@@ -662,8 +673,17 @@ def _check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> Non
         raise MismatchError(f"{name}: shapes {list(one)} and {list(other)} cannot be combined: {hint}.")
 
 
+def _not_a_number(scale: object) -> BadValueError:
+    return BadValueError(f"a task vector cannot be scaled by {scale!r}: give a number.")
+
+
 def _finite(scale: Any) -> float:
-    value = float(scale)
+    if isinstance(scale, str):  # float() would take "0.5"
+        raise _not_a_number(scale)
+    try:
+        value = float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise _not_a_number(scale) from None
     if not math.isfinite(value):
         raise BadValueError(f"a task vector cannot be scaled by {value}.")
     return value

@@ -4,6 +4,7 @@ Every byte is written once, from any thread or process, and nothing but the rows
 """
 
 import json
+import numbers
 import os
 import re
 from collections.abc import Mapping
@@ -117,12 +118,15 @@ def parse_size(size: int | str) -> int:
     >>> parse_size("5GB")
     5000000000
     """
-    if isinstance(size, int):
-        nbytes = size
+    if isinstance(size, numbers.Integral):  # numpy's integers as well
+        nbytes = int(size)
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)\s*", size.upper())
+        text = size.upper() if isinstance(size, str) else ""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)\s*", text)
         if not match or (match[2] not in _UNITS and match[2] != "B"):
-            raise BadValueError(f"{size!r} is not a size. Write it as a number of bytes or like '5GB' or '500MB'.")
+            raise BadValueError(
+                f"{size!r} is not a size. Write it as a whole number of bytes or like '5GB' or '500MB'."
+            )
         nbytes = int(float(match[1]) * _UNITS.get(match[2], 1))
     if nbytes < 1:
         raise BadValueError(f"{size!r} is not a size: it must be at least one byte.")

@@ -10,7 +10,7 @@ from test_edit import low_rank
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MissingFileError, OutputError, UnsupportedError
 
 
 def merged_by_peft(base, folder):
@@ -109,7 +109,7 @@ def test_what_cannot_be_exported(models, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("precious")
     with pytest.raises(OutputError, match="holds other files"):
-        vector.to_adapter(tmp_path / "mine", overwrite=True)
+        vector.filter(exclude="*embed*").to_adapter(tmp_path / "mine", overwrite=True)
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(pair.base), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
     )
@@ -118,3 +118,83 @@ def test_what_cannot_be_exported(models, tmp_path):
         dora.to_adapter(tmp_path / "dora")
     dora.compress(rank=4).to_adapter(tmp_path / "dora")
     assert len(TaskVector.from_adapter(tmp_path / "dora")) == 2
+
+
+def test_embeddings_are_told_by_the_model_not_by_their_names(models, tmp_path):
+    pair = models.pair("opt", tie_word_embeddings=False)
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|bias)")
+    with pytest.raises(UnsupportedError, match=r"embed_positions\.weight: PEFT cannot run.*filter\(exclude"):
+        vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    rest = vector.filter(exclude="*embed_positions*")
+    folder = rest.to_adapter(tmp_path / "adapter", str(pair.base))
+    assert "model.decoder.embed_tokens.weight" in rest
+    assert (TaskVector.from_adapter(folder) - rest).norm() < 1e-6 * rest.norm()
+    pair = models.pair("gpt2", tie_word_embeddings=False)
+    vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(ln_|bias)").filter(include="*wpe*")
+    folder = vector.to_adapter(tmp_path / "positions", str(pair.base))
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    for a, b in zip(merged_by_peft(pair.base, folder).parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "transformer.h.0.attn.c_proj.weight"])
+def test_what_depends_on_an_unknown_base_is_refused(tmp_path, name):
+    vector = TaskVector.from_tensors({name: (torch.ones(4, 1), torch.ones(1, 4))})
+    with pytest.raises(MissingFileError, match=r"depends on the base's architecture.*Pass base="):
+        vector.to_adapter(tmp_path / "adapter")
+
+
+def test_a_tied_embedding_is_refused(models, tmp_path):
+    pair = models.pair("gpt2")
+    matrices = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(ln_|bias|wte|wpe)")
+    dense = matrices + pair.vector().filter(include="*wte*")
+    for vector, option in ((dense.compress(rank=2), "refuse"), (dense, "save")):
+        with pytest.raises(UnsupportedError, match=r"wte\.weight is also the output head.*filter\(exclude"):
+            vector.to_adapter(tmp_path / "adapter", str(pair.base), dense=option)
+    dense.to_adapter(tmp_path / "adapter", str(pair.base), dense="drop")
+    assert set(TaskVector.from_adapter(tmp_path / "adapter")) == set(matrices)
+
+
+def named_base(folder):
+    return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+def test_only_a_hub_id_is_named_as_the_base(models, hub, tmp_path, monkeypatch):
+    pair = models.pair("phi")
+    hub.add_repo("me/base", pair.base)
+    hub.add_repo("me/tuned", pair.tuned)
+    matrices = {"include": "*_proj.weight"}
+    vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(**matrices).compress(rank=2)
+    assert named_base(vector.to_adapter(tmp_path / "hub")) == "me/base"
+    live = [AutoModelForCausalLM.from_pretrained(folder) for folder in (pair.base, pair.tuned)]
+
+    def ask(where, *_):
+        raise AssertionError(f"asked for {where}")
+
+    monkeypatch.setattr("hf_taskvec.adapter.locate", ask)
+    for number, models_ in enumerate(([pair.base, pair.tuned], live)):
+        vector = TaskVector.from_finetuned(*models_).filter(**matrices).compress(rank=2)
+        assert named_base(vector.to_adapter(tmp_path / f"local{number}")) is None
+
+
+def test_a_base_that_was_given_must_be_there(models, hub, tmp_path):
+    vector = models.pair("phi").vector().filter(include="*_proj.weight").compress(rank=2)
+    for given in ({"base": tmp_path / "gone"}, {"base": "me/gone"}, {"base_model_name_or_path": "me/gone"}):
+        with pytest.raises(MissingFileError, match="gone"):
+            vector.to_adapter(tmp_path / "adapter", **given)
+    folder = vector.to_adapter(tmp_path / "adapter", "me/gone", base=models.pair("phi").base)
+    assert named_base(folder) == "me/gone"
+
+
+def test_only_an_export_is_overwritten(tmp_path):
+    vector = TaskVector.from_tensors({"model.q_proj.weight": (torch.ones(4, 1), torch.ones(1, 4))}, name="v")
+    folder = (0.5 * vector).to_adapter(tmp_path / "ours")
+    assert json.loads((folder / "taskvec_adapter.json").read_text())["expression"] == "0.5*v"
+    vector.to_adapter(folder, overwrite=True)
+    assert json.loads((folder / "taskvec_adapter.json").read_text())["expression"] == "v"
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoint-10").mkdir(parents=True)
+    (theirs / "adapter_config.json").write_text("{}")
+    with pytest.raises(OutputError, match="holds other files"):
+        vector.to_adapter(theirs, overwrite=True)
+    assert (theirs / "checkpoint-10").exists()

@@ -556,6 +556,37 @@ def test_a_base_that_cannot_be_reached(models: TinyModels, hub: HubServer, tmp_p
     assert error(made.vector(base=made.base), merged_change(made)) < 2e-7
 
 
+def test_a_base_in_a_folder_is_recorded(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+    base = models.pair("phi").base
+    made = adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    for vector in (made.vector(), made.vector(base=base), made.vector(base=make("phi"))):
+        assert vector.provenance.origins[0].base.fingerprint == open_checkpoint(base).fingerprint
+    made.vector().apply(base, tmp_path / "out", strict_base=True)
+    with pytest.raises(TaskVectorError, match="not the base that this vector was made from"):
+        made.vector().apply(models.pair("phi").tuned, tmp_path / "other", strict_base=True)
+    # A plain LoRA needs no weights: none are downloaded for the record, and a config is enough.
+    hub.add_repo("me/base", base)
+    assert made.vector(base="me/base").provenance.origins[0].base.fingerprint is None
+    assert not hub.count("model.safetensors")
+    (tmp_path / "bare").mkdir()
+    shutil.copy(base / "config.json", tmp_path / "bare")
+    assert made.vector(base=tmp_path / "bare").provenance.origins[0].base.fingerprint is None
+
+
+def test_a_transposed_layer_is_not_guessed(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+    made = adapter(models.pair("gpt2").base, tmp_path / "adapter", target_modules=["attn.c_proj", "lm_head"])
+    config = json.loads((made.folder / "adapter_config.json").read_text())
+    assert not config["fan_in_fan_out"]  # PEFT cleared it for the head
+    edit_config(made.folder, base_model_name_or_path="me/gone")
+    with pytest.raises(TaskVectorError, match=r"attn\.c_proj\.weight is stored transposed.*Pass base="):
+        made.vector()
+    name = "transformer.h.0.attn.c_proj.weight"
+    assert made.vector(base=made.base).shape(name) == (16, 16)
+    alone = adapter(made.base, tmp_path / "alone", target_modules=["attn.c_proj"])
+    edit_config(alone.folder, base_model_name_or_path="me/gone")
+    assert torch.equal(alone.vector().dense(name), alone.vector(base=made.base).dense(name))
+
+
 def test_damaged_adapters(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     state = load_file(made.folder / WEIGHTS)

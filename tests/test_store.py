@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from corruption import Corruptor, replace
@@ -173,10 +174,13 @@ def test_bad_options(tmp_path: Path) -> None:
         vector.save(tmp_path / "v", dtype="int8")
     with pytest.raises(TaskVectorError, match="takes no dtype"):
         vector.save(tmp_path / "v", dtype="bfloat16", reference=True)
-    for size in ("many", "5XB", 0, "0GB", -1):
+    for size in ("many", "5XB", 0, "0GB", -1, 1e9, None):
         with pytest.raises(TaskVectorError, match="is not a size"):
             vector.save(tmp_path / "v", max_shard_size=size)
     assert list(tmp_path.iterdir()) == []
+    vector.save(tmp_path / "v", max_shard_size=np.int64(10**9))
+    with pytest.raises(TaskVectorError, match="a folder or a Hub id, not from None"):
+        TaskVector.load(None)  # type: ignore[arg-type]
 
 
 # References.
@@ -258,6 +262,24 @@ def test_what_has_no_file_cannot_be_referred_to(models: TinyModels, tmp_path: Pa
     with pytest.raises(TaskVectorError, match=r"weight comes from a live model.*without reference=True"):
         vector.save(tmp_path / "v", reference=True)
     assert not (tmp_path / "v").exists()
+
+
+def test_a_saved_vector_cannot_be_referred_to(models: TinyModels, tmp_path: Path) -> None:
+    models.pair("phi").vector().save(tmp_path / "one")
+    for verify in (True, False):
+        with pytest.raises(TaskVectorError, match=r"\w comes from a saved task vector.*without reference=True"):
+            TaskVector.load(tmp_path / "one", verify=verify).save(tmp_path / "two", reference=True)
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_loaded_reference_can_be_saved_as_one(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+    hub.add_repo("me/base", models.pair("phi").base)
+    vector = TaskVector.from_finetuned("me/base", models.pair("phi").tuned)
+    vector.save(tmp_path / "one", reference=True)
+    TaskVector.load(tmp_path / "one").save(tmp_path / "two", reference=True)
+    one, two = (json.loads((tmp_path / folder / JSON).read_text()) for folder in ("one", "two"))
+    assert one["checkpoints"] == two["checkpoints"]
+    assert_same(TaskVector.load(tmp_path / "two"), vector)
 
 
 # Writing.

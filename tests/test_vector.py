@@ -310,6 +310,12 @@ def test_scales_must_be_finite(scale: float) -> None:
             use()
 
 
+@pytest.mark.parametrize("scale", ["0.5", {"w": "x"}, {"w": None}, {"w": "0.5"}, lambda _: "0.5", None, [0.5]])
+def test_scales_must_be_numbers(scale: object) -> None:
+    with pytest.raises(TaskVectorError, match=r"cannot be scaled by .*: give a number"):
+        vector().scale(scale)  # type: ignore[arg-type]
+
+
 def test_scales_that_overflow_together_are_refused() -> None:
     with pytest.raises(TaskVectorError, match=r"w: .*weight"):
         1e200 * (1e200 * vector())
@@ -343,6 +349,14 @@ def test_other_shapes_do_not_add() -> None:
         TaskVector.from_tensors({"wte.weight": torch.ones(5, 2)}).dot(
             TaskVector.from_tensors({"wte.weight": torch.ones(6, 2)})
         )
+    with pytest.raises(TaskVectorError, match=r"word_embeddings\.weight.*vocabulary sizes differ"):
+        vector(**{"word_embeddings.weight": torch.ones(5, 2)}) + vector(**{"word_embeddings.weight": torch.ones(6, 2)})
+    with pytest.raises(TaskVectorError, match=r"embed_positions\.weight.*different shapes"):
+        vector(**{"embed_positions.weight": torch.ones(5, 2)}) + vector(**{"embed_positions.weight": torch.ones(6, 2)})
+    one, other = vector(w=torch.ones(2, 3)), vector(w=torch.ones(3, 2))
+    for measure in (one.dot, one.cosine):
+        with pytest.raises(TaskVectorError, match=r"w: shapes \[2, 3\] and \[3, 2\]"):
+            measure(other, "w")
 
 
 def test_an_unknown_parameter_is_named_with_a_suggestion() -> None:
@@ -424,6 +438,9 @@ def test_equal_vectors_have_equal_hashes() -> None:
     assert hash(v + v) == hash(2 * v)
     assert v != vector() and v != 1
     assert len({v, 1.0 * v, -v}) == 2
+    w = vector("w")
+    assert v + w == w + v and hash(v + w) == hash(w + v)
+    assert v - w != w - v and v + 2 * w != 2 * v + w
 
 
 def test_a_mapping() -> None:
@@ -454,7 +471,10 @@ def test_a_vector_in_memory_can_be_pickled() -> None:
         (lambda a, b: (a + b) / 2, "0.5*a + 0.5*b"),
         (lambda a, b: -(a.filter(include="w") - b), "-filter(a, include=['w']) + b"),
         (lambda a, b: (a - b).scale({"w": 0.5}), "scale(a - b, by={'w': 0.5})"),
+        (lambda a, b: a.scale({"w": np.float32(0.5)}), "scale(a, by={'w': 0.5})"),
         (lambda a, b: (a + b).compress(rank=1), "compress(a + b, rank=1)"),
+        (lambda a, b: a.compress(rank=np.int64(1)), "compress(a, rank=1)"),
+        (lambda a, b: a.compress(energy=np.float32(0.5), exact=True), "compress(a, energy=0.5, exact=True)"),
         (lambda a, b: (a - b).named("diff") * 2, "2*diff"),
         (lambda a, b: sum([a, b, a]), "2*a + b"),
     ],
