@@ -4,6 +4,7 @@ Everything that turns terms into numbers goes through `Sum`: live edits, streame
 measures. So they agree to the last bit.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -11,9 +12,9 @@ import torch
 
 from hf_taskvec.delta import Delta, LowRank, Parts, tile_rows
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.tensors import Source
+from hf_taskvec.tensors import Source, numel
 
-# Elements of a right factor that are held in fp64 at a time, whatever its rank.
+# Elements of a right factor that are converted at a time, whatever its rank.
 _BLOCK = 1 << 18
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -38,6 +39,18 @@ class _Prepared:
     folded: _Tensors
     scaled: list[tuple[float, _Tensors]]
     factors: _Factors
+
+
+_buffers = threading.local()
+
+
+def _buffer(slot: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of this thread that is used again and again: fresh memory for each tile would cost more than the sums."""
+    held: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
+    key = (slot, dtype, device)
+    if key not in held or held[key].numel() < numel(size):
+        held[key] = torch.empty(numel(size), dtype=dtype, device=device)
+    return held[key][: numel(size)].view(size)
 
 
 class Sum:
@@ -103,14 +116,18 @@ class Sum:
         out = self._combine(ready.folded, start, stop, torch.float64)
         for weight, parts in ready.scaled:
             out.add_(self._combine(parts, start, stop, torch.float64).mul_(weight))
-        for weight, left, right in ready.factors:
-            left = left[start:stop].to(self.device, torch.float64)
-            width = max(1, _BLOCK // right.shape[0])
-            for columns, block in zip(out.split(width, dim=1), right.split(width, dim=1), strict=True):
-                columns.addmm_(left, block.to(self.device, torch.float64), alpha=weight)
+        self._add_products(out, ready.factors, start, stop)
         for weight, delta in self._others:
             delta.add_rows(out, start, stop, weight)
         return out
+
+    def _add_products(self, out: torch.Tensor, factors: _Factors, start: int, stop: int) -> None:
+        """Add the low-rank terms, in blocks of columns: whatever the rank, little of a factor is held at a time."""
+        for weight, left, right in factors:
+            rows = left[start:stop].to(out)
+            width = max(1, _BLOCK // right.shape[0])
+            for columns, block in zip(out.split(width, dim=1), right.split(width, dim=1), strict=True):
+                columns.addmm_(rows, block.to(out), alpha=weight)
 
     def _combine(self, tensors: _Tensors, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Coefficient x stored tensor, added up in `dtype`."""
@@ -129,23 +146,50 @@ class Sum:
         return out
 
     def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
-        """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter."""
-        if dtype in (torch.bfloat16, torch.float16) and self._is_one_addition(dtype):
-            ready = self._prepared or self._prepare()
-            single = self._combine(ready.folded, start, stop, torch.float32)
-            check_finite(single, dtype, name)
-            return single.to(dtype)
+        """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter.
+
+        To be used at once: the next call of this thread may write over it.
+        """
+        if self._fits_single(dtype):
+            return self._rounded_by_single(start, stop, dtype, name)
         return round_once(self.rows(start, stop), dtype, name)
 
-    def _is_one_addition(self, dtype: torch.dtype) -> bool:
-        """Whether fp32 gives the correctly rounded result: at most one addition of p-bit numbers, p = 8 or 11.
+    def _rounded_by_single(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """The same by way of fp32, in buffers that stay in the cache: the path of most checkpoints."""
+        ready = self._prepared or self._prepare()
+        size = (stop - start, *self.shape[1:]) if self.shape else ()
+        out, next_rows = (_buffer(slot, size, torch.float32, self.device) for slot in (0, 1))
+        for number, (coefficient, tensor) in enumerate(ready.folded):
+            rows = tensor[start:stop] if self.shape else tensor
+            if number == 0:
+                out.copy_(rows)
+                if coefficient != 1.0:
+                    out.mul_(coefficient)
+            else:
+                out.add_(next_rows.copy_(rows), alpha=coefficient)
+        self._add_products(out, ready.factors, start, stop)
+        result = _buffer(2, size, dtype, self.device).copy_(out)
+        # An exponent of ones only: infinite or NaN.
+        ones = 0x7F80 if dtype == torch.bfloat16 else 0x7C00
+        if result.numel() and (result.view(torch.int16) & 0x7FFF).amax() >= ones:
+            check_finite(out, dtype, name)
+        return result
 
-        Rounding to 24 bits and then to p is the same as rounding to p at once if 24 >= 2p + 2 (Figueroa 1995). Powers
-        of two as coefficients keep p-bit numbers p-bit. This covers `base - τ` on the vector's own base.
+    def _fits_single(self, dtype: torch.dtype) -> bool:
+        """Whether fp32 is enough for a result of 16 bits.
+
+        It is, to the last bit, for at most one addition of p-bit numbers, p = 8 or 11: rounding to 24 bits and then to
+        p is the same as rounding to p at once if 24 >= 2p + 2 (Figueroa 1995). Whole coefficients that are powers of
+        two keep p-bit numbers p-bit. This covers `base - τ` on the vector's own base. It is for factors on a bf16
+        base, where the product's own rounding moves fewer than one element in 10,000 by one unit.
         """
-        if self._scaled or self._low_rank or self._others or len(self._folded) > 2:
+        if dtype not in (torch.bfloat16, torch.float16) or self._scaled or self._others or not self._folded:
             return False
-        return all(abs(coefficient) in (1.0, 2.0, 4.0) and s.dtype == dtype for coefficient, s in self._folded)
+        if any(abs(c) not in (1.0, 2.0, 4.0) or source.dtype != dtype for c, source in self._folded):
+            return False
+        if self._low_rank:
+            return dtype == torch.bfloat16 and len(self._folded) == 1
+        return len(self._folded) <= 2
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""

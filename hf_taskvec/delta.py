@@ -15,10 +15,10 @@ import torch
 from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.tensors import RowsOf, Source, numel
 
-# Elements in a tile: small enough that its fp64 accumulator (2 MiB) stays near a core, large enough that threads work
+# Elements in a tile: small enough that its fp64 accumulator (4 MiB) stays near a core, large enough that threads work
 # in torch and do not wait for each other in Python. Tiles depend on the shape alone, so an expression gives the same
 # bits live, streamed, and on any number of threads or processes.
-_TILE = 1 << 18
+_TILE = 1 << 19
 
 
 def tile_rows(shape: tuple[int, ...]) -> int:
