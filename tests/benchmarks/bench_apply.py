@@ -170,7 +170,7 @@ def job_expression(base: str, tuned: str) -> None:
 
     vectors = [TaskVector.from_finetuned(base, tuned, name=f"v{number}") for number in range(10)]
     with Watch():
-        expression = sum((number - 4.5) * vector for number, vector in enumerate(vectors))
+        expression = sum((number + 1) * vector for number, vector in enumerate(vectors))
     assert len(expression) == len(vectors[0])
 
 
