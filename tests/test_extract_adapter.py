@@ -196,7 +196,8 @@ def test_the_scaling_is_what_the_config_says(models: TinyModels, tmp_path: Path)
 def test_applied_it_is_fp64_rounded_once(dtype: torch.dtype, models: TinyModels, tmp_path: Path) -> None:
     from tiny import added
 
-    made = adapter(models.pair("phi", dtype).base, tmp_path / "adapter", target_modules=["q_proj", "fc1", "fc2"])
+    base = models.pair("phi", dtype, hidden_size=128, intermediate_size=512).base  # enough elements to count the rare
+    made = adapter(base, tmp_path / "adapter", target_modules=["q_proj", "fc1", "fc2"])
     vector, wrong, count = made.vector(), 0, 0
     for name, source in tensors(made.base).items():
         exact = source.read().double() + (merged_change_of(made, name) if name in vector else 0.0)
@@ -205,7 +206,7 @@ def test_applied_it_is_fp64_rounded_once(dtype: torch.dtype, models: TinyModels,
         expected, result = round_once(exact, dtype), added(vector, name, source)
         wrong += (expected != result).sum().item()
         count += result.numel()
-    assert wrong <= count / 5000
+    assert wrong < count / 10_000
 
 
 def merged_change_of(made: Adapter, name: str) -> torch.Tensor:
