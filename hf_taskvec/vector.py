@@ -246,7 +246,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     ) -> Path:
         """Write `base + scale * vector` as a complete model folder, streamed: no model is ever in memory.
 
-        The result of every element is accumulated in fp64 and rounded once. The folder appears under its name when it
+        Every element is accumulated in fp64 and rounded once (see `arithmetic.Sum` for where fp32 is enough). The folder appears under its name when it
         is complete; a run that was interrupted is resumed by calling it again. Under `accelerate launch` the processes
         share the work and write the same bytes as one would.
 
