@@ -180,6 +180,32 @@ def batches(rows: Rows, batch_size: int, first: int = 0) -> Iterator[Batch]:
         yield make_batch(rows[start : start + batch_size], first + start)
 
 
+def summed_loss(model: Any, batch: Batch) -> tuple[torch.Tensor, int]:
+    """The cross-entropy of a batch's next tokens added up (in fp32 or better), and how many they are."""
+    logits = model(**batch.inputs(model), use_cache=False).logits[:, :-1]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    labels = batch.labels[:, 1:].to(logits.device)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    return loss, int((labels != -100).sum())
+
+
+def mean_loss(model: Any, rows: Rows, batch_size: int) -> float:
+    """The mean cross-entropy of a model's next tokens over all rows, in nats."""
+    total, count = 0.0, 0
+    for batch in batches(rows, batch_size):
+        with torch.inference_mode():
+            loss, tokens = summed_loss(model, batch)
+        total += loss.item()
+        count += tokens
+    return total / count
+
+
+def check_predictable(rows: Rows, what: str = "the data") -> None:
+    """Refuse rows that hold no next token at all."""
+    if all(len(row) < 2 for row in rows):
+        raise BadValueError(f"{what} has rows of one token only, so there is no next token to predict.")
+
+
 def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise BadValueError(f"batch_size={batch_size}: a batch has at least one row.")

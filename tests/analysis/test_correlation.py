@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from analysis.samples import rows
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +13,6 @@ from tiny import ARCHITECTURES, EXPERTS, make, shake, tuned_copy
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import Edited, correlation, correlation_matrix, task_correlation
 from hf_taskvec.errors import BadValueError, MismatchError
-
-
-def rows(seed: int, count: int = 7, most: int = 12) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, most, (count,), generator=generator).tolist()
-    return [torch.randint(3, 20, (length,), generator=generator).tolist() for length in lengths]
 
 
 def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
