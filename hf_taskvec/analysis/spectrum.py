@@ -5,21 +5,23 @@ read once, for the product with the matrix and with its transpose together.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.arithmetic import Term, not_finite
 from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
+from hf_taskvec.measure import tiles_of
 
 _BLOCK = 4  # vectors that go through a tile at once: hardly dearer than one
 _MOST_STEPS = 40
+_ROWS = 64  # of a held matrix in one product and its return: they stay in the cache
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
 _HELD_BYTES = 1 << 28
 
-Tiles = Callable[[], Iterator[torch.Tensor]]
+Tiles = Callable[[], Iterable[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,9 @@ class Part:
         return (left if self.index is None else torch.cat([left[r.start : r.stop] for r in self.index])), right
 
     def tiles(self) -> Iterator[torch.Tensor]:
-        """Pieces of the part in fp64, each with all inputs, or, of a transposed matrix, pieces of its transpose with all outputs."""
-        matrix = Sum(self.terms[0].delta.shape, self.terms)
-        for start, stop in matrix.tiles():
-            rows = matrix.rows(start, stop)
+        """Pieces of the part in fp32, each with all inputs; of a transposed matrix, of its transpose with all outputs."""
+        for start, stop, stacked in tiles_of([self.terms], torch.float32):
+            rows = stacked[0]
             if self.index is None:
                 yield rows
             elif self.transposed:
@@ -73,9 +74,9 @@ def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
     held: list[torch.Tensor] | None = [] if 4 * math.prod(_shape(parts)) <= _HELD_BYTES else None
     squares = 0.0
     for tile in _all_tiles(parts):
-        squares += tile.square().sum().item()
+        squares += torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
         if held is not None:
-            held.append(tile.float())
+            held.append(tile)
     if not math.isfinite(squares):
         raise not_finite(parts[0].name)
     if squares == 0.0:
@@ -83,9 +84,11 @@ def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
     # In units of its own norm, so that no square of a tiny change underflows.
     unit = math.sqrt(squares)
 
-    def tiles() -> Iterator[torch.Tensor]:
-        for tile in _all_tiles(parts) if held is None else held:
-            yield tile.float() if held is None else tile
+    whole = None if held is None else torch.cat(held)
+    held = None
+
+    def tiles() -> Iterable[torch.Tensor]:
+        return _all_tiles(parts) if whole is None else whole.split(_ROWS)
 
     size = _shape(parts)[0] if transposed else _shape(parts)[1]
     return unit, _largest(tiles, size, unit, tolerance)

@@ -87,6 +87,18 @@ def test_a_base_is_shared_by_many(models: TinyModels) -> None:
     assert matrix["one", "-2*one"] == pytest.approx(-1, abs=1e-12) and matrix["one", "one (2)"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(models: TinyModels, dtype: torch.dtype) -> None:
+    """They go through fp32: small differences of larger weights."""
+    vector = models.pair("phi", dtype).vector(name="one")
+    other = vector.filter(exclude="*bias") * 0.3
+    part = torch.cat([vector.dense(n, torch.float64).flatten() * (n in other) for n in vector])
+    whole = torch.cat([vector.dense(n, torch.float64).flatten() for n in vector])
+    matrix = cosine_matrix([vector, other])
+    assert matrix.total[0][1] == pytest.approx((part.norm() / whole.norm()).item(), abs=1e-6)
+    assert matrix.norms == pytest.approx([whole.norm().item(), 0.3 * part.norm().item()], rel=1e-6)
+
+
 def test_bad_vectors() -> None:
     one = random_vector(0, "dense")
     with pytest.raises(BadValueError, match="two vectors or more, not 1"):
@@ -186,10 +198,10 @@ def test_spectral_norms_of_many_tiles(monkeypatch: pytest.MonkeyPatch, held: int
     name = "model.layers.0.self_attn.o_proj.weight"
     (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=1e-6).matrices
     assert found.spectral == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-3)
-    assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-12)
+    assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-6)
 
 
-@given(st.integers(0, 30), st.floats(1e-20, 1e20))
+@given(st.integers(0, 30), st.floats(1e-15, 1e15))
 def test_stable_rank_properties(seed: int, scale: float) -> None:
     """Between 1 and the root of the smaller side, whatever the scale; 1 exactly for rank 1."""
     vector = random_vector(seed, "mixed").filter(include="*q_proj*")
