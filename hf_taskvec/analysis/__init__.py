@@ -9,7 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.analysis.correlation import Correlation, CorrelationMatrix, correlation_matrix, task_correlation
+    from hf_taskvec.analysis.correlation import (
+        Correlation,
+        CorrelationMatrix,
+        correlation_matrix,
+        correlation_proxy,
+        task_correlation,
+    )
     from hf_taskvec.analysis.forward import Edited
     from hf_taskvec.analysis.geometry import CosineMatrix, cosine_matrix
     from hf_taskvec.analysis.gradients import Alignment, gradient_alignment
@@ -36,6 +42,7 @@ _HOME = {
     "Region": "scales",
     "Transfer": "scales",
     "correlation_matrix": "correlation",
+    "correlation_proxy": "correlation",
     "cosine_matrix": "geometry",
     "cross_task_linearity": "linearity",
     "effective_ranks": "ranks",
@@ -65,6 +72,7 @@ __all__ = [
     "Region",
     "Transfer",
     "correlation_matrix",
+    "correlation_proxy",
     "cosine_matrix",
     "cross_task_linearity",
     "effective_ranks",

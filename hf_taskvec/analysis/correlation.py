@@ -30,7 +30,9 @@ from hf_taskvec.analysis.forward import (
     token_rows,
     vocabulary_of,
 )
+from hf_taskvec.analysis.geometry import cosine_matrix
 from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,6 +163,15 @@ def correlation_matrix(
     for (one, other), found in halves.items():
         values[one][other] = values[other][one] = sum(found) / 2
     return CorrelationMatrix(names, tuple(map(tuple, values)), f"{pooling} pooling")
+
+
+def correlation_proxy(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> CorrelationMatrix:
+    """The vectors' cosines in place of α̂: no model, no data, no forward pass.
+
+    It orders pairs of tasks much as α̂ does, but its values are others: near 0 for most fine-tunes in large models.
+    """
+    found = cosine_matrix(vectors, progress=False)
+    return CorrelationMatrix(found.names, found.total, "proxy: the vectors' cosine")
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,8 @@ def alignment_figure(alignment: "Alignment") -> "Figure":
     left.set(xlabel="epoch", ylabel="share of the updates' norm", title="what each epoch contributes", ylim=(0, None))
     lines = [
         (alignment.with_first, "update, with the first epoch's"),
-        (alignment.update_with_gradient, "update, with the negative gradient at θ_0"),
-        (alignment.vector_with_gradient, "vector so far, with the negative gradient at θ_0"),
+        (alignment.update_with_gradient, "update, with the negative gradient at θ₀"),
+        (alignment.vector_with_gradient, "vector so far, with the negative gradient at θ₀"),
     ]
     for number, (values, label) in enumerate(lines):
         if values is not None:
@@ -229,7 +229,7 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
             marker = {"marker": look(number)["marker"], "color": "white", "markeredgecolor": "black", "markersize": 9}
             axes.plot([x], [y], linestyle="", **marker)
             halo = [withStroke(linewidth=3, foreground="white")]
-            axes.annotate(label, (x, y), xytext=(7, 7), textcoords="offset points", path_effects=halo, fontsize=10)
+            axes.annotate(label.replace("θ_0", "θ₀"), (x, y), xytext=(7, 7), textcoords="offset points", path_effects=halo, fontsize=10)
         axes.set(xlabel="along the first vector", ylabel="across it, towards the second", title=f"loss on {name}")
         figure.colorbar(filled, ax=axes, label="mean loss (nats per token)")
     return figure

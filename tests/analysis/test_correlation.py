@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tiny import ARCHITECTURES, EXPERTS, make, shake, tuned_copy
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import Edited, correlation, correlation_matrix, task_correlation
+from hf_taskvec.analysis import (
+    Edited,
+    correlation,
+    correlation_matrix,
+    correlation_proxy,
+    recommend_scales,
+    task_correlation,
+)
 from hf_taskvec.errors import BadValueError, MismatchError
 
 
@@ -111,6 +118,16 @@ def test_the_matrix_holds_the_pairs() -> None:
         expected = task_correlation(models[one], models[other], data[one], data[other]).value
         assert matrix[one, other] == matrix[other, one] == pytest.approx(expected, abs=1e-7)
     assert matrix["x", "x"] == 1
+
+
+def test_the_proxy_is_the_vectors_cosine() -> None:
+    base = make("phi")
+    vectors = {
+        name: TaskVector.from_finetuned(base, tuned_copy(base, 0.1, seed=seed)) for seed, name in enumerate("xyz", 1)
+    }
+    proxy = correlation_proxy(vectors)
+    assert proxy["x", "z"] == proxy["z", "x"] == pytest.approx(vectors["x"].cosine(vectors["z"]), abs=1e-12)
+    assert "proxy" in proxy.pooling and recommend_scales(proxy["x", "z"]).forget.verdict == "works"
 
 
 def test_kinds_of_data() -> None:
