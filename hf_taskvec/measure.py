@@ -80,8 +80,8 @@ def tiles_of(
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Runs of rows of several sums over one parameter, stacked: each stored tensor is read and converted once for all.
 
-    In fp32 if all that is stored has 16 bits, else in fp64, unless a `dtype` is given. The tiles are smaller than those of
-    `Sum.tiles`, which make the bits of weights: these only have to be quick.
+    In fp32 if all that is stored has 16 bits, else in fp64, unless a `dtype` is given. The tiles are smaller than those
+    of `Sum.tiles`, which make the bits of weights: these only have to be quick.
     """
     if not vectors:
         return
@@ -117,7 +117,7 @@ def _difference(parts: Parts, rows: Mapping[Source, torch.Tensor]) -> torch.Tens
 
 
 def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor:
-    """The norm of each row of a matrix (or of each column, with `axis=1`), in fp64, from its factors where it has them."""
+    """The norm of each row of a matrix (of each column, with `axis=1`), in fp64, from factors where it has them."""
     shape = terms[0].delta.shape
     if all(isinstance(term.delta, LowRank) for term in terms):
         left, right = stacked_factors(terms)

@@ -161,10 +161,11 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         tokenizer: Any = None,
         progress: bool | None = None,
     ) -> "TaskVector":
-        """The vector of one full-batch gradient step, `−lr ∇L(θ)`: what one epoch of gradient descent on the data gives.
+        """The vector of one full-batch gradient step, `−lr ∇L(θ)`: what one epoch of gradient descent gives.
 
-        L is the mean loss of the next token over all of the data, without dropout. The gradient is accumulated over batches, in
-        fp32 or better; under `accelerate launch` the processes share the rows. The model and its `.grad` stay as they are.
+        L is the mean loss of the next token over all of the data, without dropout. The gradient is accumulated over
+        batches, in fp32 or better; under `accelerate launch` the processes share the rows. The model and its `.grad`
+        stay as they are.
 
         Args:
             model: a live causal language model; parameters that require no gradient are left out.

@@ -1,12 +1,14 @@
 """Know before you merge or negate: one report on a base and some fine-tunes of it, with figures.
 
     python recipes/analyze.py microsoft/phi-1_5 me/phi-1_5-hp1 me/phi-1_5-hp2-lora            # no model is loaded
-    python recipes/analyze.py base tuned adapter --data hp1.txt hp2.txt --landscape 9         # and what needs forward passes
+    python recipes/analyze.py base tuned adapter --data hp1.txt hp2.txt --landscape 9         # and what needs forward
+    passes
 
-Fine-tunes are full models, LoRA adapters or saved task vectors: folders or Hub ids, in any mixture. From the weights alone: norms,
-cosines, stable ranks by kind of matrix, large rows. With a text for each fine-tune (best one that it was not trained on) also: the
-tasks' correlation and the λ that theory recommends for adding and forgetting, cross-task linearity, the vectors' alignment with the
-gradient, and the loss landscape. Everything is written to one folder: `analysis.md`, and the figures as PNG and SVG.
+Fine-tunes are full models, LoRA adapters or saved task vectors: folders or Hub ids, in any mixture. From the weights
+alone: norms, cosines, stable ranks by kind of matrix, large rows. With a text for each fine-tune (best one that it was
+not trained on) also: the tasks' correlation and the λ that theory recommends for adding and forgetting, cross-task
+linearity, the vectors' alignment with the gradient, and the loss landscape. Everything is written to one folder:
+`analysis.md`, and the figures as PNG and SVG.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The papers' claims, checked numerically: a table *claim – predicted – measured – holds*, with plots. No download, CPU, minutes.
+"""The papers' claims, checked numerically: a table *claim – predicted – measured – holds*, with plots, on a CPU.
 
     python recipes/theory.py [--output outputs/theory] [--quick] [--only transformer gradients linearity decay]
 
@@ -7,8 +7,8 @@
 3. linearity: features interpolate between models with a common pretraining (Zhou et al. 2024).
 4. decay: weight decay, stable rank, and summing networks (Kuzborskij and Abbasi Yadkori 2025).
 
-A claim that does not hold in these measurements says so. Thresholds were set before measuring, and nothing is tuned to come out;
-theorems speak of limits and hide constants, and these are small models.
+A claim that does not hold in these measurements says so. Thresholds were set before measuring, and nothing is tuned to
+come out; theorems speak of limits and hide constants, and these are small models.
 """
 
 import argparse

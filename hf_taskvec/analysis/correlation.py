@@ -1,6 +1,7 @@
 """How alike two tasks are: eq. (11) of Li et al. (2025), from the outputs of two fine-tuned models.
 
-The models' outputs over a data set are centred, each by its own mean, and compared sample by sample by their cosine. Two
+The models' outputs over a data set are centred, each by its own mean, and compared sample by sample by their cosine.
+Two
 passes: the first for the means, the second for the cosines; a bounded number of outputs is held at a time.
 
 The paper does not say which outputs of a language model it compares. Here they are the logits of the next token, pooled

@@ -1,6 +1,7 @@
 """The geometry of task vectors: norms and cosines, in total and layer by layer, in one pass over their files.
 
-The cosine of two vectors is also a cheap proxy of their tasks' correlation: no model, no data. It tells irrelevant tasks from aligned
+The cosine of two vectors is also a cheap proxy of their tasks' correlation: no model, no data. It tells irrelevant
+tasks from aligned
 ones, but its size is another: fine-tunes of one base share directions that have nothing to do with the task.
 """
 

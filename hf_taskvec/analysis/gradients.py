@@ -1,4 +1,4 @@
-"""Task vectors and gradients (Zhou et al. 2025): after one epoch of full-batch gradient descent, `τ = −η ∇L(θ_0)` exactly."""
+"""Task vectors and gradients (Zhou et al. 2025): one epoch of full-batch gradient descent gives `τ = −η ∇L(θ_0)`."""
 
 import itertools
 import math
@@ -118,8 +118,8 @@ class Alignment:
     Args:
         shares: ‖update‖ over the sum of all epochs' (the normalised gradient norm of figure 3a).
         with_first: cosine of each epoch's update with the first's (figure 3b).
-        update_with_gradient, vector_with_gradient: cosine of each update, and of the vector so far, with the negative gradient
-            at the base; None if no gradient was given.
+        update_with_gradient, vector_with_gradient: cosine of each update, and of the vector so far, with the negative
+            gradient at the base; None if no gradient was given.
     """
 
     shares: tuple[float, ...]
@@ -141,16 +141,18 @@ def gradient_alignment(
     base: Model | None = None,
     progress: bool | None = None,
 ) -> Alignment:
-    """How far fine-tuning is one gradient step: each epoch's share, its direction, and the vectors' alignment with the gradient.
+    """How far fine-tuning is one gradient step: each epoch's share and direction, beside the gradient at the start.
 
     Args:
-        epochs: what each epoch ended with, in order: task vectors from one base; or models (Hub ids, folders, live), with `base`.
-        gradient: the vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative gradient.
+        epochs: what each epoch ended with, in order: task vectors from one base; or models (Hub ids, folders, live),
+            with `base`.
+        gradient: the vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative
+            gradient.
         base: the model that fine-tuning started from.
         progress: show a progress bar; by default on a terminal.
 
-    One pass over all files. The update of an epoch is the difference of two checkpoints; under SGD it is −η times the gradients that
-    the epoch saw, under Adam only about along them.
+    One pass over all files. The update of an epoch is the difference of two checkpoints; under SGD it is −η times the
+    gradients that the epoch saw, under Adam only about along them.
     """
     if not epochs:
         raise BadValueError("gradient_alignment() needs the vector or model of one epoch at least.")

@@ -86,8 +86,8 @@ def layer_of(name: str) -> int | None:
 def is_transposed(name: str, shape: tuple[int, ...], conv1d: frozenset[str] | None = None) -> bool:
     """Whether outputs lie along axis 1, as GPT-2's `Conv1D` has it.
 
-    `conv1d` are the names of which that is known. Without it, it is told from GPT-2's names and shapes: the inner size of an MLP and
-    of QKV is the larger one, and GPT-2's O, which is square, counts as transposed.
+    `conv1d` are the names of which that is known. Without it, it is told from GPT-2's names and shapes: the inner size
+    of an MLP and of QKV is the larger one, and GPT-2's O, which is square, counts as transposed.
     """
     if conv1d is not None:
         return name in conv1d

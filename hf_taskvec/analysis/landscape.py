@@ -38,8 +38,8 @@ _FILE = "landscape.jsonl"
 class Landscape:
     """Mean losses on a grid: `losses[name][row][column]` at `y[row]`, `x[column]`.
 
-    x runs along the first vector, y along what of the second is orthogonal to it, both in the weights' own units. `points` are where
-    θ_0 and the two fine-tunes lie.
+    x runs along the first vector, y along what of the second is orthogonal to it, both in the weights' own units.
+    `points` are where θ_0 and the two fine-tunes lie.
     """
 
     x: tuple[float, ...]

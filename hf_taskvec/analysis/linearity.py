@@ -2,8 +2,9 @@
 
 `f_ℓ(α θ_a + (1−α) θ_b) ≈ α f_ℓ(θ_a) + (1−α) f_ℓ(θ_b)` at every layer ℓ; and, for what task arithmetic does,
 `f_ℓ(θ_0 + λ(τ_a + τ_b)) ≈ ½ f_ℓ(θ_0 + 2λτ_a) + ½ f_ℓ(θ_0 + 2λτ_b)` (addition) and
-`f_ℓ(θ_0) ≈ ½ f_ℓ(θ_0 + λτ) + ½ f_ℓ(θ_0 − λτ)` (negation). Each is measured, sample by sample, by the cosine of the two sides and
-by the coefficient `‖left‖ · cosine / ‖right‖`, which should be 1, beside the cosine of the two features that are mixed.
+`f_ℓ(θ_0) ≈ ½ f_ℓ(θ_0 + λτ) + ½ f_ℓ(θ_0 − λτ)` (negation). Each is measured, sample by sample, by the cosine of the two
+sides and by the coefficient `‖left‖ · cosine / ‖right‖`, which should be 1, beside the cosine of the two features that
+are mixed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -262,8 +263,8 @@ def stitch(
         parts: weights and vectors: the features are `Σ weight · f_ℓ(θ_0 + vector)`; `None` stands for θ_0 itself.
         merge: see `TaskVector.edit`.
 
-    The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`. The result takes what
-    the model takes (`input_ids`, `attention_mask`).
+    The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`. The
+    result takes what the model takes (`input_ids`, `attention_mask`).
     """
     blocks = layers_of(model)
     if not -len(blocks) <= layer < len(blocks):

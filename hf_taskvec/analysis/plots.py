@@ -229,7 +229,14 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
             marker = {"marker": look(number)["marker"], "color": "white", "markeredgecolor": "black", "markersize": 9}
             axes.plot([x], [y], linestyle="", **marker)
             halo = [withStroke(linewidth=3, foreground="white")]
-            axes.annotate(label.replace("θ_0", "θ₀"), (x, y), xytext=(7, 7), textcoords="offset points", path_effects=halo, fontsize=10)
+            axes.annotate(
+                label.replace("θ_0", "θ₀"),
+                (x, y),
+                xytext=(7, 7),
+                textcoords="offset points",
+                path_effects=halo,
+                fontsize=10,
+            )
         axes.set(xlabel="along the first vector", ylabel="across it, towards the second", title=f"loss on {name}")
         figure.colorbar(filled, ax=axes, label="mean loss (nats per token)")
     return figure

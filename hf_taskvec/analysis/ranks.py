@@ -1,7 +1,7 @@
-"""How low the rank of weights and of task vectors is: stable rank, effective rank, and which rows of an MLP's change are large.
+"""How low the rank of weights and task vectors is: stable rank, effective rank, and the large rows of MLPs' changes.
 
-The stable rank is `‖W‖_F / ‖W‖_2`, not squared, as in Kuzborskij and Abbasi Yadkori (2025): 1 for a matrix of rank 1, at most the
-square root of the smaller side.
+The stable rank is `‖W‖_F / ‖W‖_2`, not squared, as in Kuzborskij and Abbasi Yadkori (2025): 1 for a matrix of rank 1,
+at most the square root of the smaller side.
 """
 
 from collections.abc import Iterable, Mapping
@@ -90,9 +90,9 @@ def stable_ranks(
 ) -> Ranks:
     """The stable rank `‖W‖_F / ‖W‖_2` and both norms of each matrix of a model or of a task vector.
 
-    Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken apart, where
-    the config tells how. Low-rank changes are measured by their factors, exactly; others by reading each matrix once and a few
-    products with it in fp32. One matrix is held at a time.
+    Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken
+    apart, where the config tells how. Low-rank changes are measured by their factors, exactly; others by reading each
+    matrix once and a few products with it in fp32. One matrix is held at a time.
 
     Args:
         of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
@@ -201,8 +201,8 @@ class LargeRows:
 def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
     """Which neurons of the MLPs a vector changes much: rows of norm at least `ratio` times the largest row's.
 
-    Corollary 2 of Li et al. (2025): only some rows are large, the others smaller by √(log B / B) for batches of B (0.19 for 128), and
-    those can be pruned. Rows are the outputs of the MLP's first matrices, however they are stored.
+    Corollary 2 of Li et al. (2025): only some rows are large, the others smaller by √(log B / B) for batches of B (0.19
+    for 128), and those can be pruned. Rows are the outputs of the MLP's first matrices, however they are stored.
     """
     if not 0 < ratio <= 1:
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")

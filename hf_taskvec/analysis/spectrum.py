@@ -1,7 +1,7 @@
 """The largest singular value of a matrix that is a product of factors, or comes in tiles.
 
-Of factors it is that of a small core. Otherwise a block Krylov method (Musco and Musco 2015) looks for it: in each step every tile is
-read once, for the product with the matrix and with its transpose together.
+Of factors it is that of a small core. Otherwise a block Krylov method (Musco and Musco 2015) looks for it: in each step
+every tile is read once, for the product with the matrix and with its transpose together.
 """
 
 import math
@@ -50,7 +50,7 @@ class Part:
         return (left if self.index is None else torch.cat([left[r.start : r.stop] for r in self.index])), right
 
     def tiles(self) -> Iterator[torch.Tensor]:
-        """Pieces of the part in fp32, each with all inputs; of a transposed matrix, of its transpose with all outputs."""
+        """Pieces in fp32, each with all inputs; of a transposed matrix, pieces of its transpose with all outputs."""
         for start, stop, stacked in tiles_of([self.terms], torch.float32):
             rows = stacked[0]
             if self.index is None:
@@ -109,7 +109,7 @@ def _all_tiles(parts: Sequence[Part]) -> Iterator[torch.Tensor]:
 
 
 def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
-    """Exactly, from triangular factors: `blockdiag(L_1, …) [R_1; …]` has the singular values of a core of the ranks' size."""
+    """Exactly: `blockdiag(L_1, …) [R_1; …]` has the singular values of a core made of triangular factors."""
     lefts, rights = zip(*(part.factors() for part in parts), strict=True)
     left = torch.block_diag(*(torch.linalg.qr(each, mode="r").R for each in lefts))
     right = torch.linalg.qr(torch.cat(rights).T, mode="r").R

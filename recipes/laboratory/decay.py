@@ -127,8 +127,8 @@ def run(quick: bool) -> Result:
 def _ranks(quick: bool) -> list[float | None]:
     """The harmonic mean of the stable ranks for each weight decay, averaged over draws of data and initial weights.
 
-    Two hidden layers of 10, points of a sphere, as in the paper's figure 2. None where all weights have decayed to nothing, whose
-    rank is that of rounding.
+    Two hidden layers of 10, points of a sphere, as in the paper's figure 2. None where all weights have decayed to
+    nothing, whose rank is that of rounding.
     """
     draws, samples, steps = (1, 200, 300) if quick else (3, 500, 4000)
     count = len(DECAYS)
@@ -177,7 +177,7 @@ def _merging(quick: bool) -> dict[str, tuple[float, float]]:
 
 
 def _shallow(quick: bool) -> tuple[list[int], list[float], list[float], float, float]:
-    """Two shallow networks with nearly orthogonal inputs, in fp64: the bound of Lemma 5 and of Corollary 1, step by step."""
+    """Two shallow networks with nearly orthogonal inputs, in fp64: Lemma 5 and Corollary 1, step by step."""
     generator = torch.Generator().manual_seed(2)
     size, width, samples, rate, decay = 40, 60, 50, 0.5, 2e-2
     x = torch.randn(2, samples, size, generator=generator, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Claim 3: cross-task linearity needs a common pretraining (Zhou et al. 2024). A tiny Phi on made-up languages.
 
-A language is a random Markov chain over tokens. Two tasks are dialects: the pretraining language with some of its rows drawn anew.
+A language is a random Markov chain over tokens. Two tasks are dialects: the pretraining language with some of its rows
+drawn anew.
 """
 
 import copy

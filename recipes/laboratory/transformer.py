@@ -1,8 +1,8 @@
 """Claim 1: the one-layer transformer of Li et al. (2025), eq. (4), on the data of their Definition 2.
 
-`f(X) = 1/P Σ_l aᵀ relu(V Σ_s x_s softmax_l(x_sᵀ W x_l))`, hinge loss, SGD. Tokens are ±μ, which decide the label by majority, and
-orthonormal v_j, which do not. Two tasks differ in their μ only, and `α = μ_1ᵀ μ_2`. The signs in `a` are drawn once and shared by
-all positions, as the paper's proofs have it.
+`f(X) = 1/P Σ_l aᵀ relu(V Σ_s x_s softmax_l(x_sᵀ W x_l))`, hinge loss, SGD. Tokens are ±μ, which decide the label by
+majority, and orthonormal v_j, which do not. Two tasks differ in their μ only, and `α = μ_1ᵀ μ_2`. The signs in `a` are
+drawn once and shared by all positions, as the paper's proofs have it.
 """
 
 import math
@@ -125,8 +125,8 @@ class Laboratory:
     def pruned(self, vector: TaskVector, mu: torch.Tensor) -> tuple[TaskVector, float, float]:
         """The vector without the unlucky rows of ΔV, the share of rows kept, and the mean norms, unlucky over lucky.
 
-        A neuron is lucky (eqs. (13), (14)) if before training it is active on the mean token of the label that its sign in `a`
-        votes for.
+        A neuron is lucky (eqs. (13), (14)) if before training it is active on the mean token of the label that its sign
+        in `a` votes for.
         """
         s, dense = self.setting, vector.dense("V")
         rest = torch.eye(s.size)[: s.patterns].sum(0) * (1 - s.relevant - s.confusing) / s.patterns

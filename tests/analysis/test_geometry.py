@@ -1,4 +1,4 @@
-"""Cosines, ranks and rows against dense fp64, for dense, low-rank and mixed vectors, and every architecture's layout."""
+"""Cosines, ranks and rows against dense fp64, for dense, low-rank and mixed vectors, in every layout."""
 
 import math
 

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory]
 
-Random models of Phi-1.5's shape in bf16: a base, four fine-tunes, four rank-32 adapters. Every job runs in a process of its own, which
-also watches its own anonymous memory. Times are those of the job alone, without imports.
+Random models of Phi-1.5's shape in bf16: a base, four fine-tunes, four rank-32 adapters. Every job runs in a process of
+its own, which also watches its own anonymous memory. Times are those of the job alone, without imports.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def job_factor_ranks(folder: str) -> None:
 
 
 def job_accuracy(folder: str) -> None:
-    """How far the spectral norms of a few matrices are from those of LAPACK: random weights, the hardest spectrum there is."""
+    """How far some spectral norms are from LAPACK's: random weights, whose flat spectrum is the hardest."""
     import torch
 
     from hf_taskvec.analysis import stable_ranks
