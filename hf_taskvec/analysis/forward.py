@@ -3,6 +3,7 @@
 Rows are padded on the right: each position is then its own index, in any causal architecture.
 """
 
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -115,9 +116,9 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
     ids = item.tolist() if isinstance(item, torch.Tensor) else list(item)
     if mask is not None:
         ids = [token for token, seen in zip(ids, mask, strict=True) if seen]
-    if not all(isinstance(token, int) for token in ids):
+    if not all(isinstance(token, numbers.Integral) for token in ids):
         raise BadValueError(f"{what} must hold token ids (whole numbers), texts, or rows with input_ids.")
-    return ids
+    return [int(token) for token in ids]
 
 
 def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:

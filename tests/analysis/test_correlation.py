@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 from analysis.samples import rows
@@ -141,7 +142,12 @@ def test_kinds_of_data() -> None:
         "input_ids": [row + [0] * (longest - len(row)) for row in data],
         "attention_mask": [[1] * len(row) + [0] * (longest - len(row)) for row in data],
     }
-    for other in (Dataset.from_dict({"input_ids": data}), Dataset.from_dict(padded), [torch.tensor(r) for r in data]):
+    for other in (
+        Dataset.from_dict({"input_ids": data}),
+        Dataset.from_dict(padded),
+        [torch.tensor(r) for r in data],
+        [numpy.array(r) for r in data],
+    ):
         assert task_correlation(a, b, other, other) == expected
     assert task_correlation(a, b, data, data, max_length=3) == task_correlation(
         a, b, [r[:3] for r in data], [r[:3] for r in data]
@@ -161,6 +167,10 @@ def test_bad_input(pair) -> None:
         task_correlation(a, b, [good[0], good[0]], good)
     with pytest.raises(BadValueError, match="tokenizer="):
         task_correlation(a, b, ["a text"], good)
+    with pytest.raises(BadValueError, match="whole numbers"):
+        task_correlation(a, b, [[0.5, 1.5]], good)
+    with pytest.raises(BadValueError, match="is one text"):
+        task_correlation(a, b, "a text", good)
     with pytest.raises(BadValueError, match="no input_ids"):
         task_correlation(a, b, Dataset.from_dict({"text": ["a"]}), good)
     with pytest.raises(BadValueError, match="another tokenizer"):

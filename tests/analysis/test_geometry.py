@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from hub_server import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, TinyModels, make, tensors, tuned_copy
@@ -279,6 +280,16 @@ def test_bad_matrices() -> None:
         stable_ranks(TaskVector.from_tensors({"layers.0.mlp.fc1.weight": torch.full((2, 2), float("nan"))}))
     zero = stable_ranks(TaskVector.from_tensors({"layers.0.mlp.fc1.weight": torch.zeros(2, 2)})).matrices[0]
     assert math.isnan(zero.stable_rank)
+
+
+def test_from_the_hub(hub: HubServer, models: TinyModels) -> None:
+    """Files only: no model is loaded."""
+    pair = models.pair("phi")
+    for name, folder in (("me/base", pair.base), ("me/tuned", pair.tuned)):
+        hub.add_repo(name, {path.name: path.read_bytes() for path in folder.iterdir()})
+    assert stable_ranks("me/base").matrices == stable_ranks(pair.base).matrices
+    vector = TaskVector.from_finetuned("me/base", "me/tuned", name="hub")
+    assert cosine_matrix({"hub": vector, "folder": pair.vector()})["hub", "folder"] == pytest.approx(1)
 
 
 def test_what_is_no_matrix_of_a_layer() -> None:
