@@ -181,7 +181,7 @@ def ranks(report: Report, base: str, vectors: dict[str, TaskVector], config: Any
             f"{kind} {sum(m.stable_rank for m in each.of_kind(kind)) / len(each.of_kind(kind)):.2f}"
             for kind in each.kinds
         )
-        rows.append([name, f"{each.harmonic_mean(each.kinds):.2f}", by_kind, neurons(vectors.get(name))])
+        rows.append([name, f"{each.harmonic_mean():.2f}", by_kind, neurons(vectors.get(name))])
     report.table(["of", "harmonic mean", "mean by kind", "large rows: share, energy"], rows)
     for name, each in found.items():
         file = f"ranks_{label_for(name)}"
@@ -236,12 +236,10 @@ def forward_passes(report: Report, options: argparse.Namespace, vectors: dict[st
             report.section(f"Linearity: {one} and {other}")
             both = data[one] + data[other]
             linearity = cross_task_linearity(model, vectors[one], vectors[other], both, **shared)
-            near = "; ".join(
-                f"{kind}: 1 − cosine {(1 - m.cosine[-1]).median():.1e} (baseline {(1 - m.baseline[-1]).median():.1e}), "
-                f"coefficient {m.coefficient[-1].median():.3f}"
-                for kind, m in linearity.measures.items()
-            )
-            report.text(f"In the last layer, medians over {linearity.samples} rows. {near}.")
+            report.text(f"In the last layer, medians over {linearity.samples} rows; a coefficient of 1 is linear.")
+            last = [line for line in linearity.table() if line["layer"] == linearity.layers - 1]
+            columns = ("1 − cosine", "1 − baseline", "coefficient")
+            report.table(["kind", *columns], [[line["kind"], *(f"{line[c]:.3g}" for c in columns)] for line in last])
             report.figure(f"linearity_{one}_{other}", linearity.figure, "cross-task linearity by layer")
     gradients(report, options, model, vectors, data)
     if options.landscape and len(vectors) > 1:

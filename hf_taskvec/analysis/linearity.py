@@ -64,6 +64,10 @@ class Linearity:
     def __getitem__(self, kind: str) -> Measures:
         return self.measures[kind]
 
+    @property
+    def layers(self) -> int:
+        return next(iter(self.measures.values())).layers
+
     def table(self) -> list[dict[str, float | str]]:
         """Medians over the samples, a line for each kind and layer."""
         return [

@@ -1,6 +1,7 @@
 """The figures of the analysis. Each function gives one `Figure`; `figures.render` makes files of them."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.figures import COLOURS, look
@@ -129,22 +130,31 @@ def _quartiles(axes: Any, values: Any, label: str, colour: int) -> None:
 
 def layers_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of the pairs and norms of the vectors, by layer."""
-    from itertools import combinations
-
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     layers = list(cosines.by_layer)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    style: dict[str, Any] = {"markersize": 5, "linewidth": 1.8}
+    numbered = [i for i, layer in enumerate(layers) if layer.isdigit()]
+
+    def draw(axes: Any, values: list[float], label: str, number: int) -> None:
+        """A line over the layers; what belongs to none stands apart."""
+        style = {"markersize": 5, "linewidth": 1.8, **look(number)}
+        axes.plot(numbered, [values[i] for i in numbered], label=label, **style)
+        rest = [i for i in range(len(layers)) if i not in numbered]
+        axes.plot(rest, [values[i] for i in rest], **(style | {"linestyle": "", "markersize": 7}))
+
     for number, (i, j) in enumerate(combinations(range(len(cosines.names)), 2)):
         values = [cosines.by_layer[layer][i][j] for layer in layers]
-        left.plot(range(len(layers)), values, label=f"{cosines.names[i]}, {cosines.names[j]}", **look(number), **style)
+        draw(left, values, f"{cosines.names[i]}, {cosines.names[j]}", number)
     for number, name in enumerate(cosines.names):
-        values = [cosines.layer_norms[layer][number] for layer in layers]
-        right.plot(range(len(layers)), values, label=name, **look(number), **style)
+        # A layer that is left alone has no place on a logarithmic scale.
+        draw(right, [cosines.layer_norms[layer][number] or float("nan") for layer in layers], name, number)
     left.set(ylabel="cosine", title="cosine of each pair")
-    right.set(ylabel="Frobenius norm", title="norm of each vector", ylim=(0, None))
+    right.set(ylabel="Frobenius norm (log scale)", title="norm of each vector", yscale="log")
+    for ticks in (right.yaxis.set_major_formatter, right.yaxis.set_minor_formatter):
+        ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
     left.axhline(0, color="0.5", linewidth=0.8)
     step = max(1, len(layers) // 12)
     shown = [i for i, layer in enumerate(layers) if not layer.isdigit() or (i % step == 0 and i < len(layers) - 1)]
@@ -211,6 +221,7 @@ def alignment_figure(alignment: "Alignment") -> "Figure":
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
