@@ -40,8 +40,10 @@ class Part:
         return (outputs if self.index is None else sum(map(len, self.index)), inputs)
 
     @property
-    def is_low_rank(self) -> bool:
-        return all(isinstance(term.delta, LowRank) for term in self.terms)
+    def rank(self) -> int | None:
+        """The width of its factors side by side; None if it is not low-rank."""
+        widths = [term.delta.left.shape[1] for term in self.terms if isinstance(term.delta, LowRank)]
+        return sum(widths) if len(widths) == len(self.terms) else None
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         left, right = stacked_factors(self.terms)
@@ -66,17 +68,17 @@ class Part:
 
 def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
     """The Frobenius and the spectral norm of some parts, one above the other."""
-    if all(part.is_low_rank for part in parts) and sum(part.factors()[0].shape[1] for part in parts) < min(
-        _shape(parts)
-    ):
+    ranks = [part.rank for part in parts]
+    if None not in ranks and sum(filter(None, ranks)) < min(_shape(parts)):
         return _norms_of_factors(parts)
     transposed = parts[0].transposed
-    held: list[torch.Tensor] | None = [] if 4 * math.prod(_shape(parts)) <= _HELD_BYTES else None
-    squares = 0.0
+    whole = _room(parts) if 4 * math.prod(_shape(parts)) <= _HELD_BYTES else None
+    squares, filled = 0.0, 0
     for tile in _all_tiles(parts):
         squares += torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
-        if held is not None:
-            held.append(tile)
+        if whole is not None:
+            whole[filled : filled + len(tile)] = tile
+            filled += len(tile)
     if not math.isfinite(squares):
         raise not_finite(parts[0].name)
     if squares == 0.0:
@@ -84,14 +86,16 @@ def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
     # In units of its own norm, so that no square of a tiny change underflows.
     unit = math.sqrt(squares)
 
-    whole = None if held is None else torch.cat(held)
-    held = None
-
     def tiles() -> Iterable[torch.Tensor]:
         return _all_tiles(parts) if whole is None else whole.split(_ROWS)
 
     size = _shape(parts)[0] if transposed else _shape(parts)[1]
     return unit, _largest(tiles, size, unit, tolerance)
+
+
+def _room(parts: Sequence[Part]) -> torch.Tensor:
+    outputs, inputs = _shape(parts)
+    return torch.empty(inputs, outputs) if parts[0].transposed else torch.empty(outputs, inputs)
 
 
 def _shape(parts: Sequence[Part]) -> tuple[int, int]:
@@ -123,12 +127,14 @@ def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
     """The largest singular value, by a growing Krylov space, until a step changes it by less than `tolerance` of it."""
     generator = torch.Generator().manual_seed(0)
     block = torch.linalg.qr(torch.randn(size, min(_BLOCK, size), generator=generator)).Q
-    basis, images = block, torch.zeros(0)
+    basis, images, gram = block, torch.zeros(0), torch.zeros(0, 0, dtype=torch.float64)
     before, found = 0.0, 0.0
     for _ in range(_MOST_STEPS):
         image, back = _both_products(tiles, block, unit)
         images = torch.cat([images, image], dim=1) if images.numel() else image
-        found = torch.linalg.matrix_norm(images, 2).item()  # of the matrix within the basis: never too large
+        gram = _bordered(gram, (images.T @ image).double())
+        # Of the matrix within the basis, so never too large.
+        found = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
         if found - before <= tolerance * found or basis.shape[1] >= size:
             break
         before = found
@@ -138,6 +144,16 @@ def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
         block = torch.linalg.qr(grown).Q[:, : size - basis.shape[1]]
         basis = torch.cat([basis, block], dim=1)
     return found * unit
+
+
+def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A Gram matrix grown by some columns, and by the same rows."""
+    size = new.shape[0]
+    grown = torch.zeros(size, size, dtype=gram.dtype)
+    grown[: len(gram), : len(gram)] = gram
+    grown[:, len(gram) :] = new
+    grown[len(gram) :] = new.T
+    return grown
 
 
 def _both_products(tiles: Tiles, block: torch.Tensor, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
