@@ -160,9 +160,9 @@ def recommend_scales(
         irrelevant: an |α| up to this counts as 0. (The paper calls measured values of 0.164 and 0.115 irrelevant.)
         gap: tasks with α > 1 − gap count as one and the same.
 
-    >>> print(recommend_scales(0.239).forget.in_sweep)
-    forget: hard for -1 ≤ λ ≤ -0.619 of θ_0' + λτ, first λ = -1. The tasks are aligned (α = 0.239): the vector of the
-        one holds much of the other, so λ must stay within (1 − α)/2 of removing the task once.
+    >>> region = recommend_scales(0.239).forget.in_sweep
+    >>> region.verdict, round(region.low, 3), round(region.high, 3), region.scale
+    ('hard', -1.0, -0.619, -1.0)
     """
     if alpha is None and gammas is None:
         raise BadValueError("recommend_scales() needs alpha= (one correlation) or gammas= (one for each task).")
