@@ -5,8 +5,8 @@ the passages, the values of λ and the batch size alone, never on how many proce
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_taskvec.errors import BadValueError
@@ -44,6 +44,11 @@ class Plan:
     def hash(self) -> str:
         """sha256 of the batches; reports with the same hash had the same composition of every batch."""
         return hashlib.sha256(repr(self.batches).encode()).hexdigest()
+
+    def with_halved(self, parts: Mapping[int, Sequence[tuple[Row, ...]]]) -> "Plan":
+        """The plan as it was carried out: some batches, by number, in the parts that memory allowed."""
+        batches = [part for i, batch in enumerate(self.batches) for part in parts.get(i, (batch,))]
+        return replace(self, batches=tuple(batches))
 
 
 def make_tasks(

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.books import Split
 from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import METRICS, Metric
-from hf_taskvec.evaluation.report import Score, UnlearningReport
+from hf_taskvec.evaluation.report import UNNAMED, ReferenceScore, Score, UnlearningReport
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
 _TITLES = {
@@ -55,8 +55,9 @@ def markdown(report: UnlearningReport) -> str:
 
 
 def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
-    """One metric: λ across, books down."""
-    return _table(report.scales, {b.name: _cells(report, b.name, metric, split) for b in report.books})
+    """One metric: λ across (and the reference models, if any), books down."""
+    columns = [*_heads(report.scales), *(_reference(info.name) for info in report.references)]
+    return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
 def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
@@ -66,39 +67,62 @@ def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", sp
     """
     if not reports:
         raise BadValueError("no reports to compare")
+    if metric not in METRICS:
+        raise MissingNameError(f"no metric {metric!r}.{did_you_mean(metric, METRICS)} Use one of {', '.join(METRICS)}")
     (first, base), *rest = reports.items()
     for name, report in rest:
         if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
             raise MismatchError(
                 f"{first!r} was measured under protocol {base.protocol.id}, {name!r} under "
-                f"{report.protocol.id}: "
-                "their scores are not comparable. Run both under one protocol"
+                f"{report.protocol.id}: their scores are not comparable. Run both under one protocol"
             )
     scales = sorted({s for r in reports.values() for s in r.scales}, key=lambda scale: (abs(scale), scale))
+    references = {info.name: None for r in reports.values() for info in r.references}  # a set that keeps its order
     rows = {
         f"{name}: {book.name}": _cells(report, book.name, metric, split)
         for name, report in reports.items()
         for book in report.books
     }
     title = f"{_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
-    return f"{title}\n\n{_table(scales, rows)}\n"
+    return f"{title}\n\n{_table([*_heads(scales), *map(_reference, references)], rows)}\n"
 
 
-def _table(scales: Sequence[float], rows: Mapping[str, Mapping[float, str]]) -> str:
-    head = "| book | " + " | ".join(f"λ = {_number(scale)}" for scale in scales) + " |"
-    rule = "|---|" + "---|" * len(scales)
+def _heads(scales: Sequence[float]) -> list[str]:
+    return [f"λ = {_number(scale)}" for scale in scales]
+
+
+def _reference(name: str) -> str:
+    return name if name == UNNAMED else f"reference: {name}"
+
+
+def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> str:
+    head = "| book | " + " | ".join(_escaped(column) for column in columns) + " |"
+    rule = "|---|" + "---|" * len(columns)
     body = [
-        f"| {name} | " + " | ".join(cells.get(scale, "–") for scale in scales) + " |" for name, cells in rows.items()
+        f"| {_escaped(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
+        for name, cells in rows.items()
     ]
     return "\n".join([head, rule, *body])
 
 
-def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[float, str]:
-    found = [s for s in report.scores if (s.book, s.metric, s.split) == (book, metric, split)]
-    return {score.scale: _cell(score, METRICS[metric]) for score in found}
+def _escaped(name: str) -> str:
+    """A name of the caller's in a cell of a table."""
+    return name.replace("|", "\\|").replace("\n", " ")
 
 
-def _cell(score: Score, metric: Metric) -> str:
+def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[str, str]:
+    wanted = (book, metric, split)
+    cells = {}
+    for score in report.scores:
+        if (score.book, score.metric, score.split) == wanted:
+            cells[_heads([score.scale])[0]] = _cell(score, METRICS[metric])
+    for other in report.reference_scores:
+        if (other.book, other.metric, other.split) == wanted:
+            cells[_reference(other.reference)] = _cell(other, METRICS[metric])
+    return cells
+
+
+def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
     d = metric.digits
     v = score.value
     text = f"{_number(v.value, d)} [{_number(v.low, d)}, {_number(v.high, d)}]"
@@ -145,7 +169,10 @@ def _choice(report: UnlearningReport) -> str:
             lines.append(
                 f"{book} lost {_percent(loss.value)} [{_percent(loss.low)}, {_percent(loss.high)}] of its score there."
             )
-    source = "a model retrained without the book" if choice.target_from == "retrain" else "held-out text at λ=0"
+    source = "held-out text at λ=0, not from a model"
+    if choice.reference is not None:
+        named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
+        source = f"the reference model{named}, of which the caller says that it never saw the book"
     lines.append(
         f"The never-seen level comes from {source}; retained books may lose at most "
         f"{choice.retain_bound:.0%}; "
@@ -155,19 +182,19 @@ def _choice(report: UnlearningReport) -> str:
 
 
 def _membership(report: UnlearningReport) -> str:
-    rows: dict[str, dict[float, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for found in report.membership:
         a = found.auc
         text = f"{_number(a.value, 3)} [{_number(a.low, 3)}, {_number(a.high, 3)}]"
-        rows.setdefault(found.book, {})[found.scale] = text
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = text
     note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
-    return f"## Membership\n\n{note}\n\n{_table(report.scales, rows)}"
+    return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
 
 
 def _tests(report: UnlearningReport) -> str:
-    rows: dict[str, dict[float, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for test in report.tests:
-        rows.setdefault(f"{test.first} > {test.second}", {})[test.scale] = _test(test)
+        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test)
     metric = METRICS[report.tests[0].metric]
     what = "grew its perplexity by a larger factor" if metric.geometric else f"lost a larger share of its {metric.name}"
     unit = "the difference of the logarithms" if metric.geometric else "the difference in percentage points"
@@ -175,7 +202,7 @@ def _tests(report: UnlearningReport) -> str:
         f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
         "one-sided permutation test; on all seen passages."
     )
-    parts = ["## Which book lost more?", note, _table(report.scales[1:], rows)]
+    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows)]
     confirmation = None if report.choice is None else report.choice.confirmation
     if confirmation is not None and confirmation.tests:
         parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")

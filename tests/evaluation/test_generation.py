@@ -12,11 +12,11 @@ from evaluation.tiny import tiny_gpt2, tiny_llama
 from hf_taskvec.errors import BadValueError, CorruptFileError
 from hf_taskvec.evaluation import protocols
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
-from hf_taskvec.evaluation.generation import Continuation, Generator
+from hf_taskvec.evaluation.generation import Continuation
 from hf_taskvec.evaluation.metrics import perplexity
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import Row, make_plan, make_tasks
-from hf_taskvec.evaluation.runner import NoEdit, run
+from hf_taskvec.evaluation.runner import NoEdit, ask
 from hf_taskvec.evaluation.store import Store, record_key
 
 SHORT = protocols.get(prompt_length=12, answer_length=6, samples=6)
@@ -24,19 +24,17 @@ SAMPLED = replace(SHORT, decoding=protocols.Decoding(temperature=0.8, top_p=0.9)
 
 
 def do(model, tokenizer, book, protocol=SHORT, batch_size=4, store=None, edit=None, scales=(0.0,)):
-    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, 256)
-    generator = Generator(model, tokenizer, protocol.decoding, protocol.seed)
-    edit = edit or NoEdit()
-    store = Store(None) if store is None else store
-    print_of = model_fingerprint(model)
-    keys = {
-        Row(s, i): record_key(print_of, edit.fingerprint, s, task, protocol)
-        for s in scales
-        for i, task in enumerate(tasks)
-    }
-    with generator.prepared():
-        work = run(generator, edit, tasks, scales, keys, store, batch_size=batch_size, context=256)
-    return tasks, work
+    asked = ask(
+        model,
+        edit or NoEdit(),
+        scales,
+        passages=find_passages(book, protocol),
+        protocol=protocol,
+        tokenizer=tokenizer,
+        store=Store(None) if store is None else store,
+        batch_size=batch_size,
+    )
+    return asked.tasks, asked.work
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])

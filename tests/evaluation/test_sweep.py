@@ -14,6 +14,7 @@ from hf_taskvec.errors import (
     MismatchError,
     MissingFileError,
     MissingNameError,
+    OutputError,
 )
 from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
 from hf_taskvec.evaluation.statistics import Draws
@@ -301,10 +302,43 @@ def test_a_retrained_reference_sets_the_never_seen_level(made):
     retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)  # never saw the book to forget
     args = {"tokenizer": tokenizer, "reference": retrained, **FAST}
     found = sweep(model, edit_of(model, base, single), [-1], books, SHORT, **args)
-    assert found.choice.target_from == "retrain" and found.reference not in (None, found.model)
+    assert found.choice.target_from == "reference" and found.references[0].model != found.model
     assert found.choice.candidates[0].target < found.choice.candidates[0].forget
     if found.choice.scale is None:
         assert "No λ qualifies" in found.to_markdown()
+
+
+def test_reference_models_are_shown_under_their_names_and_the_first_one_decides(made):
+    tokenizer, books, base, joint, _ = made
+    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)
+    both = {"retrained without lamps": retrained, "base": base}
+    found = sweep(joint, None, [0], books, SHORT, tokenizer=tokenizer, reference=both, **FAST)
+    assert [info.name for info in found.references] == list(both)
+    assert found.choice.reference == "retrained without lamps"
+    for name, other in both.items():
+        alone = sweep(other, None, [0], books, SHORT, tokenizer=tokenizer, **FAST)
+        for score in alone.scores:
+            twin = next(
+                s
+                for s in found.reference_scores
+                if (s.reference, s.book, s.split, s.metric) == (name, score.book, score.split, score.metric)
+            )
+            assert (twin.value, twin.n) == (score.value, score.n)
+            ours = found.score(score.book, 0.0, score.metric, score.split).value.value
+            assert twin.difference.value == pytest.approx(score.value.value - ours)
+        texts = [next(r.output for r in p.references if r.reference == name) for p in found.passages]
+        assert texts == [p.at[0].output for p in alone.passages]
+    assert found.timing.generated == 3 * len(found.passages)
+    text = found.to_markdown()
+    assert "| book | λ = 0 | reference: retrained without lamps | reference: base |" in text
+    assert "the reference model “retrained without lamps”, of which the caller says" in text
+    assert UnlearningReport.from_dict(found.to_dict()) == found
+
+
+def test_a_reference_without_a_name_claims_nothing(three):
+    text = three.to_markdown()
+    assert "comes from the reference model, of which the caller says that it never saw the book" in text
+    assert "| λ = −1 | reference |" in text and "retrained" not in text
 
 
 def test_without_a_reference_the_never_seen_level_is_that_of_held_out_text(report):
@@ -385,9 +419,9 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
     with pytest.raises(BadValueError, match="context has 256"):
         sweep(joint, None, [0], books, "ssu-v2", **args)
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken" / "below", **args)
 
 
