@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -423,6 +426,36 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)
     with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken" / "below", **args)
+
+
+AS_NOBODY = """
+import os, sys, traceback
+from pathlib import Path
+from hf_taskvec.errors import OutputError
+from hf_taskvec.evaluation.store import ensure_writable
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    ensure_writable(Path(sys.argv[1]).absolute())
+except OutputError:
+    traceback.print_exc(file=sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("path", ["locked", "locked/new"])
+def test_a_folder_without_the_right_to_write_is_named_but_not_its_path(tmp_path, path):
+    """For root every folder is writable, so the check runs as nobody."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(0o555)
+    tmp_path.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", AS_NOBODY, path]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    name = path.split("/")[-1]
+    assert f"the folder {name!r} cannot be written: Permission denied. Name another one" in done.stdout, done.stderr
+    assert str(tmp_path) not in done.stdout
 
 
 def test_a_damaged_report_is_named(report, tmp_path):
