@@ -363,39 +363,51 @@ def test_the_long_protocols_run_on_a_long_context(make, name, tokenizer):
 
 def replace_blocks(words):
     import datasets
-    from evaluation.tiny import STORY
-
-    from hf_taskvec.evaluation import load_book
 
     return load_book(datasets.Dataset.from_dict({"text": [STORY]}), "story", role="forget", block_words=words)
 
 
-@pytest.mark.parametrize("name, stemmer, factor", [("muse-verbmem", False, 100), ("open-unlearning", True, 1)])
-def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, stemmer, factor, tokenizer):
+def with_start_token(tokenizer):
+    """A tokenizer that begins every text with a token of its own, as Llama's do."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    raw = copy.deepcopy(tokenizer.backend_tokenizer)
+    raw.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", bos_token="</s>")
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["plain", "start token"])
+@pytest.mark.parametrize("name", ["muse-verbmem", "open-unlearning"])
+def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, start, tokenizer):
     """Greedy, 128 new tokens, target cut to 128 tokens, rouge_score: with plain transformers, row by row."""
     import datasets
-    from evaluation.tiny import STORY
     from rouge_score.rouge_scorer import RougeScorer
 
-    from hf_taskvec.evaluation import load_book
-
     model = train(tiny_llama(context=512), tokenizer, make_books()[:1], 60)
+    tokenizer = with_start_token(tokenizer) if start else tokenizer
     sentences = STORY.split(". ")
     pairs = {"prompt": [], "gt": []}
     for i in range(6):
         pairs["prompt"].append(". ".join(sentences[40 * i : 40 * i + 3 + i % 3]) + ".")
-        pairs["gt"].append(" " + ". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
+        pairs["gt"].append(". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
     book = load_book(datasets.Dataset.from_dict(pairs), "pairs", role="forget")
     found = sweep(model, None, [0], book, name, tokenizer=tokenizer, **FAST)
-    scorer = RougeScorer(["rougeL"], use_stemmer=stemmer)
-    expected = []
+    muse = name == "muse-verbmem"
+    scorer = RougeScorer(["rougeL"], use_stemmer=not muse)
+    expected, targets = [], []
     for prompt, gt in zip(pairs["prompt"], pairs["gt"], strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         mask = torch.ones_like(ids)
         out = model.generate(ids, attention_mask=mask, max_new_tokens=128, do_sample=False, pad_token_id=0)
         text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        cut = tokenizer.decode(tokenizer(gt, add_special_tokens=False)["input_ids"][:128], skip_special_tokens=True)
-        expected.append(factor * scorer.score(cut, text)["rougeL"].fmeasure)
+        if muse:  # the start token is one of the 128
+            cut = tokenizer(gt)["input_ids"][:128]
+        else:  # the 128 tokens that follow those of the prompt
+            cut = tokenizer(f"{prompt} {gt}")["input_ids"][ids.shape[1] : ids.shape[1] + 128]
+        targets.append(tokenizer.decode(cut, skip_special_tokens=True).strip())
+        expected.append((100 if muse else 1) * scorer.score(targets[-1], text)["rougeL"].fmeasure)
+    assert [p.answer for p in found.passages] == targets
     got = [p.at[0].values["rouge_l"] for p in found.passages]
     assert got == pytest.approx(expected, abs=1e-6)
     assert found.choice.scale is None  # nothing held out, no reference: it says so
