@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.cache import roomy_cache
 from hf_taskvec.evaluation.plan import Task
 from hf_taskvec.evaluation.protocols import Decoding
 
@@ -101,14 +102,16 @@ class Generator:
         if not self.decoding.greedy:
             keys = [task.passage.key for task in tasks]
             processors.append(_SampleByPassage(keys, self.seed, self.decoding.temperature, self.decoding.top_p))
+        new = max(task.new_tokens for task in tasks)
         with self._in_model():
             out = self.model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                max_new_tokens=max(task.new_tokens for task in tasks),
+                max_new_tokens=new,
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
+                past_key_values=roomy_cache(self._owner, width + new),
                 logits_processor=processors,
             )
         watch.raise_if_broken(tasks)
@@ -160,8 +163,7 @@ class Generator:
         self.model_seconds += time.perf_counter() - begin
 
     def _device(self) -> torch.device:
-        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the "
-        "rest."""
+        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the rest."""
         device = self.model.get_input_embeddings().weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
