@@ -7,6 +7,7 @@ from hf_taskvec.evaluation.books import Split
 from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import METRICS, Metric
 from hf_taskvec.evaluation.report import UNNAMED, ReferenceScore, Score, UnlearningReport
+from hf_taskvec.evaluation.statistics import Interval
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
 _TITLES = {
@@ -95,8 +96,8 @@ def _reference(name: str) -> str:
     return name if name == UNNAMED else f"reference: {name}"
 
 
-def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> str:
-    head = "| book | " + " | ".join(_escaped(column) for column in columns) + " |"
+def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
+    head = f"| {corner} | " + " | ".join(_escaped(column) for column in columns) + " |"
     rule = "|---|" + "---|" * len(columns)
     body = [
         f"| {_escaped(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
@@ -123,16 +124,27 @@ def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> di
 
 
 def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
-    d = metric.digits
-    v = score.value
-    text = f"{_number(v.value, d)} [{_number(v.low, d)}, {_number(v.high, d)}]"
+    text = _interval(score.value, metric.digits)
     if score.relative is not None:
-        r = score.relative
-        text += f"<br>({_percent(r.value)} [{_percent(r.low)}, {_percent(r.high)}])"
-    elif score.difference is not None:
-        c = score.difference
-        text += f"<br>({_number(c.value, d, sign=True)} [{_number(c.low, d)}, {_number(c.high, d)}])"
+        text += f"<br>({_share(score.relative)})"
+    elif score.difference is not None and score.difference != Interval(0, 0, 0):
+        text += f"<br>({_interval(score.difference, metric.digits, sign=True)})"
     return text
+
+
+def _interval(found: Interval, digits: int, sign: bool = False) -> str:
+    value = _number(found.value, digits, sign)
+    if found.low == found.high == found.value:  # nothing varies: every passage has this value
+        return value
+    return f"{value} [{_number(found.low, digits)}, {_number(found.high, digits)}]"
+
+
+def _share(change: Interval) -> str:
+    """A relative change: in percent, or as factors where one of the numbers is beyond tenfold."""
+    form = _factor if change.high >= 9 else _percent
+    if change.low == change.high == change.value:
+        return form(change.value)
+    return f"{form(change.value)} [{form(change.low)}, {form(change.high)}]"
 
 
 def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
@@ -144,31 +156,32 @@ def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
 
 
 def _percent(share: float) -> str:
-    if share >= 10:
-        return f"×{1 + share:.3g}"
     return f"{100 * share + 0.0:+.2f} %".replace("-", "−")  # + 0.0: there is no −0 %
+
+
+def _factor(share: float) -> str:
+    factor = 1 + share
+    return f"×{factor:.0f}" if factor >= 1000 else f"×{factor:.3g}"
 
 
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
     if choice is None:
-        return "## λ\n\nNo book is marked as one to forget, so no λ is chosen."
+        return "## The choice of λ\n\nNo book is marked as one to forget, so no λ is chosen."
     lines = [
-        "## λ",
+        "## The choice of λ",
         f"{choice.reason[0].upper()}{choice.reason[1:]}." if choice.reason[0] != "λ" else f"{choice.reason}.",
     ]
     if confirmed := choice.confirmation:
-        d, f, n = confirmed.difference, confirmed.forget, METRICS[choice.metric].digits
+        digits = METRICS[choice.metric].digits
         kind = "paired difference" if confirmed.paired else "difference"
         lines.append(
-            f"On the reporting half: {choice.metric} {_number(f.value, n)} [{_number(f.low, n)}, "
-            f"{_number(f.high, n)}], never-seen level {_number(confirmed.target, n)}, {kind} "
-            f"{_number(d.value, n, sign=True)} [{_number(d.low, n)}, {_number(d.high, n)}]."
+            f"On the reporting half: {choice.metric} {_interval(confirmed.forget, digits)}, never-seen level "
+            f"{_number(confirmed.target, digits)}, {kind} {_interval(confirmed.difference, digits, sign=True)}."
         )
         for book, loss in confirmed.retain_losses.items():
-            lines.append(
-                f"{book} lost {_percent(loss.value)} [{_percent(loss.low)}, {_percent(loss.high)}] of its score there."
-            )
+            ends = f"{_number(100 * loss.low, 1)}, {_number(100 * loss.high, 1)}"
+            lines.append(f"{book} lost {_number(100 * loss.value, 1)} % [{ends}] of its score there.")
     source = "held-out text at λ=0, not from a model"
     if choice.reference is not None:
         named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
@@ -184,9 +197,7 @@ def _choice(report: UnlearningReport) -> str:
 def _membership(report: UnlearningReport) -> str:
     rows: dict[str, dict[str, str]] = {}
     for found in report.membership:
-        a = found.auc
-        text = f"{_number(a.value, 3)} [{_number(a.low, 3)}, {_number(a.high, 3)}]"
-        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = text
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = _interval(found.auc, 3)
     note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
     return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
 
@@ -202,7 +213,7 @@ def _tests(report: UnlearningReport) -> str:
         f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
         "one-sided permutation test; on all seen passages."
     )
-    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows)]
+    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
     confirmation = None if report.choice is None else report.choice.confirmation
     if confirmation is not None and confirmation.tests:
         parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")
@@ -213,9 +224,9 @@ def _tests(report: UnlearningReport) -> str:
 def _test(test: LossTest, between: str = "<br>") -> str:
     d = test.difference
     if METRICS[test.metric].geometric:
-        text = f"{_number(d.value, 3, sign=True)} [{_number(d.low, 3)}, {_number(d.high, 3)}]"
+        text = _interval(d, 3, sign=True)
     else:
-        text = f"{_number(100 * d.value, 1, sign=True)} [{_number(100 * d.low, 1)}, {_number(100 * d.high, 1)}]"
+        text = _interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)
     return text + between + ("p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}")
 
 
