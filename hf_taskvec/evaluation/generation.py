@@ -44,7 +44,6 @@ class Generator:
         self.likelihood = likelihood
         self.model, self.tokenizer, self.decoding, self.seed = model, tokenizer, decoding, seed
         self.model_seconds = 0.0
-        self.rows_generated = 0
         self._owner = _generation_config_owner(model)
         self._skips_logits = "logits_to_keep" in signature(self._owner.forward).parameters
         own = self._owner.generation_config
@@ -85,7 +84,6 @@ class Generator:
         views = self._views(tasks, set_rows) if self.likelihood else [((), ())] * len(tasks)
         set_rows(slice(0, len(tasks)))
         outputs = self._generate(tasks)
-        self.rows_generated += len(tasks)
         texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
 
@@ -187,8 +185,7 @@ def _generation_config_owner(model: Any) -> Any:
 
 def _broken(task: Task) -> BadValueError:
     return BadValueError(
-        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at "
-        f"this λ "
+        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at this λ "
         "(an overflow of float16, or a |λ| that is too large). Finished passages stay in the store"
     )
 

@@ -78,10 +78,8 @@ def make_tasks(
         needed = len(prompt) + max(new, len(answer))
         if context is not None and needed > context:
             raise BadValueError(
-                f"passage {passage.id} needs {needed} tokens ({len(prompt)} of prompt), but the model's "
-                f"context "
-                f"has {context}; use shorter passages, as in protocols.get({protocol.name!r}, "
-                f"prompt_length=..., "
+                f"passage {passage.id} needs {needed} tokens ({len(prompt)} of prompt), but the model's context "
+                f"has {context}; use shorter passages, as in protocols.get({protocol.name!r}, prompt_length=..., "
                 "answer_length=...), or a model with a longer context"
             )
         tasks.append(Task(passage, tuple(prompt), tuple(answer), new))

@@ -6,6 +6,7 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers 
 import io
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import UnsupportedError
@@ -30,14 +31,20 @@ _LEVEL: Any = {"linestyle": (0, (1, 2)), "linewidth": 1.8}
 _WIDTH = 54  # characters in a column of the page of samples
 
 
+def ensure_matplotlib() -> None:
+    """An error now instead of after a long sweep."""
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "plots need matplotlib: pip install 'hf-taskvec[plots]'; without it, run the sweep without output= and "
+            "save its report with plots=False"
+        )
+
+
 def render(report: UnlearningReport) -> dict[str, bytes]:
     """Every plot as PNG and SVG, by file name."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnsupportedError(
-            "plots need matplotlib: pip install 'hf-taskvec[plots]', or save the report with plots=False"
-        ) from error
+    ensure_matplotlib()
+    import matplotlib
+
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
     files = {}
     # The renderers are asked for directly: no window system, and no state of pyplot is touched.

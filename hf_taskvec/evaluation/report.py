@@ -51,6 +51,8 @@ UNNAMED = "reference"  # the name of a reference model whose caller gave it none
 
 @dataclass(frozen=True)
 class MetricInfo:
+    """What a metric of the report means, and which way is up."""
+
     name: str
     kind: str
     higher: bool
@@ -59,6 +61,8 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class BookInfo:
+    """A book of the report; `seen` and `held_out` count its passages."""
+
     name: str
     role: Role
     fingerprint: str
@@ -107,6 +111,8 @@ class ReferenceScore:
 
 @dataclass(frozen=True)
 class Membership:
+    """How well Min-K % tells the seen passages of a book from its held-out ones."""
+
     book: str
     scale: float
     auc: Interval
@@ -132,6 +138,8 @@ class AtReference:
 
 @dataclass(frozen=True)
 class PassageResult:
+    """A passage, what the model wrote after it at each λ, and what each reference model wrote."""
+
     id: str
     book: str
     split: Split
@@ -143,6 +151,8 @@ class PassageResult:
 
 @dataclass(frozen=True)
 class Settings:
+    """How the numbers were drawn, and the batch plan: which passages went through the model together."""
+
     seed: int
     resamples: int
     level: float
@@ -155,6 +165,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Timing:
+    """How long it took, over the sweep and its references; `model_seconds` were spent inside the model."""
+
     seconds: float
     model_seconds: float
     generated: int

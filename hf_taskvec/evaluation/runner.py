@@ -126,7 +126,7 @@ def _run(
     begin = time.perf_counter()
     state = processes()
     mixed = isinstance(edit, RowEdit)
-    size = batch_size or _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE)
+    size = _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE) if batch_size is None else batch_size
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
     done: dict[str, Continuation] = {}
     for part in _gather(store.found(keys.values(), generator.likelihood)):

@@ -35,6 +35,7 @@ class Values:
         return [metric for name, metric in METRICS.items() if name in self.passages[0].at[0].values]
 
     def ids(self, book: str, split: Split) -> list[str]:
+        """The ids of a book's passages."""
         return [p.id for p in self.passages if p.book == book and p.split == split]
 
     def column(self, ids: Sequence[str], scale: float, metric: str) -> Array:
@@ -43,6 +44,7 @@ class Values:
         return np.array([p.at[place].values[metric] for p in self.passages if p.id in wanted])
 
     def reference_column(self, ids: Sequence[str], reference: str, metric: str) -> Array:
+        """The same of a reference model."""
         wanted, place = set(ids), self.references.index(reference)
         return np.array([p.references[place].values[metric] for p in self.passages if p.id in wanted])
 

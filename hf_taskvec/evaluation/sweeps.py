@@ -86,6 +86,7 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
+    from hf_taskvec.evaluation.plots import ensure_matplotlib
     from hf_taskvec.evaluation.runner import NoEdit, ask, processes
     from hf_taskvec.evaluation.store import Store, ensure_writable
 
@@ -101,6 +102,7 @@ def sweep(
     _check_books(books)
     if output is not None:
         ensure_writable(Path(output))
+        ensure_matplotlib()
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
     leaks = check_leaks(passages, [book.training_text for book in books])

@@ -27,7 +27,7 @@ _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 
 def markdown(report: UnlearningReport) -> str:
-    """All tables of one report, with the choice of λ and the tests in words."""
+    """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
     books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
     parts = [
         "# Unlearning report",
@@ -187,8 +187,7 @@ def _choice(report: UnlearningReport) -> str:
         named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
         source = f"the reference model{named}, of which the caller says that it never saw the book"
     lines.append(
-        f"The never-seen level comes from {source}; retained books may lose at most "
-        f"{choice.retain_bound:.0%}; "
+        f"The never-seen level comes from {source}; retained books may lose at most {choice.retain_bound:.0%}; "
         f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)
@@ -236,9 +235,8 @@ def _leaks(report: UnlearningReport) -> str:
         text = f"No answer of {leaks.checked} stands in a prompt, no held-out answer in the training text"
     else:
         text = (
-            f"By the protocol's design, {len(leaks.in_prompts)} of {leaks.checked} answers stand in a "
-            f"prompt and "
-            f"{len(leaks.in_training)} held-out ones in the training text"
+            f"By the protocol's design, {len(leaks.in_prompts)} of {leaks.checked} answers stand in a prompt "
+            f"and {len(leaks.in_training)} held-out ones in the training text"
         )
     out = f"; {report.left_out} passages were left out for leaking between books" if report.left_out else ""
     return f"## Leaks\n\n{text} (runs of {leaks.run} words){out}."

@@ -429,6 +429,11 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], books, SHORT, metric="rogue_l", **args)
     with pytest.raises(BadValueError, match="no share of it can be lost"):
         sweep(joint, None, [0], books, SHORT, metric="min_k", **args)
+    with pytest.raises(BadValueError, match=r"vector\.edit\(model\)"):
+        sweep(joint, object(), [0], books, SHORT, **args)
+    for wrong in ({"margin": -1.0}, {"level": 1.5}, {"permutations": 0}, {"batch_size": 0}):
+        with pytest.raises(BadValueError, match=next(iter(wrong))):
+            sweep(joint, None, [0], books, SHORT, **{**args, **wrong})
     with pytest.raises(BadValueError, match="pass its tokenizer="):
         sweep(joint, None, [0], books, SHORT)
     with pytest.raises(BadValueError, match="context has 256"):
