@@ -1,22 +1,25 @@
-"""Fine-tuning for `accelerate launch`: launched_training.py BASE OUTPUT JOB [JOB ...].
-
-Each job is a run of its own into OUTPUT/JOB: `full`, `lora`, `sharded` (weights split over the processes by FSDP's
-`fully_shard`), `killed` (by SIGKILL in its eighth step, after checkpoints), `nan`.
-"""
+"""Fine-tuning for `accelerate launch`: launched_training.py BASE OUTPUT JOB [JOB ...], each into OUTPUT/JOB."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from tiny import make
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
-from hf_taskvec.errors import DivergedError
+from hf_taskvec.errors import DivergedError, TaskVectorError
 from hf_taskvec.training import TrainingSettings, finetune
 
 # 21 blocks in batches of 4: the last batch of an epoch has one block, so the second process has none for it.
@@ -30,27 +33,44 @@ def make_blocks(count: int = 21, length: int = 16, vocabulary: int = 20, seed: i
     return datasets.Dataset.from_dict({"input_ids": ids.tolist()})
 
 
-class Sharding(Accelerator):
-    """What accelerate does for FSDP2 on GPUs, on the CPUs that it does not do it for."""
+def sharding() -> Accelerator:
+    """An accelerator as `accelerate config` sets it up for FSDP2 on GPUs.
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+    With CPUs alone accelerate does not take this path by itself; told that it is on it, it shards like on GPUs.
+    """
+    accelerator = Accelerator(cpu=True)
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+    accelerator.state.distributed_type = DistributedType.FSDP
+    assert accelerator.is_fsdp2
+    return accelerator
 
-        model, optimizer = args
-        mesh = init_device_mesh("cpu", (self.num_processes,))
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        sharded = dict(model.named_parameters())
-        groups = [{**group, "params": [sharded[name] for name in group["params"]]} for group in groups]
-        return model, torch.optim.AdamW(groups, fused=True)
+
+def tied_model() -> PreTrainedModel:
+    return make("llama", tie_word_embeddings=True)
+
+
+class StoppedError(Exception):
+    pass
+
+
+class Stopping(Accelerator):
+    """Fails after a number of steps, as if the power had gone."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(cpu=True)
+        self.left = steps
+
+    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Any:
+        if self.left == 0:
+            raise StoppedError
+        self.left -= 1
+        return super().clip_grad_norm_(*args, **kwargs)
 
 
 class Killed(Accelerator):
-    """No exception, no clean-up: the process is gone."""
+    """In the eighth step: no exception, no clean-up, the process is gone."""
 
     steps = 0
 
@@ -72,25 +92,46 @@ class Broken(Accelerator):
         return norm * float("nan") if self.steps > 2 and self.is_main_process else norm
 
 
-def main(base: Path, output: Path, jobs: list[str]) -> None:
+def run(job: str, base: Path, folder: Path) -> None:
     blocks = make_blocks()
-    cpu = {"cpu": True}
-    for job in jobs:
-        if job == "killed":
-            finetune(base, blocks, SETTINGS, output / job, vectors=True, checkpoint_every=3, accelerator=Killed(**cpu))
-        elif job == "nan":
-            try:
-                finetune(base, blocks, SETTINGS, output / job, accelerator=Broken(**cpu))
-            except DivergedError as error:
-                assert "step 3 of 12" in str(error), error
-            else:
-                raise AssertionError("no error")
-        else:
-            settings = LORA if job == "lora" else SETTINGS
-            accelerator = Sharding(**cpu) if job == "sharded" else None
-            # A checkpoint in the middle of an epoch, gathered from all processes.
-            finetune(base, blocks, settings, output / job, vectors=True, checkpoint_every=4, accelerator=accelerator)
+    often: dict[str, Any] = {"vectors": True, "checkpoint_every": 3}
+    if job in ("full", "lora"):
+        finetune(base, blocks, LORA if job == "lora" else SETTINGS, folder, **often)
+    elif job in ("sharded", "sharded-lora", "sharded-tied"):
+        accelerator = sharding()
+        settings = LORA if job == "sharded-lora" else SETTINGS
+        finetune(
+            tied_model() if job == "sharded-tied" else base, blocks, settings, folder, **often, accelerator=accelerator
+        )
+        assert any(isinstance(weight, DTensor) for weight in accelerator._models[-1].parameters())
+        AcceleratorState._reset_state()
+    elif job == "sharded-resumed":  # begun with whole weights in each process, ended with shards
+        expect(StoppedError, lambda: finetune(base, blocks, SETTINGS, folder, **often, accelerator=Stopping(8)))
+        finetune(base, blocks, SETTINGS, folder, **often, accelerator=sharding())
+        AcceleratorState._reset_state()
+    elif job == "stopped":
+        expect(StoppedError, lambda: finetune(base, blocks, SETTINGS, folder, **often, accelerator=Stopping(8)))
+    elif job == "killed":
+        finetune(base, blocks, SETTINGS, folder, **often, accelerator=Killed(cpu=True))
+    elif job == "nan":
+        error = expect(DivergedError, lambda: finetune(base, blocks, SETTINGS, folder, accelerator=Broken(cpu=True)))
+        assert "step 3 of 12" in str(error), error
+    elif job == "refused":  # in the main process only, which alone looks for earlier output
+        other = replace(SETTINGS, seed=5)
+        error = expect(TaskVectorError, lambda: finetune(base, blocks, other, folder.parent / "full"))
+        assert "already holds an output" in str(error), error
+    else:
+        raise AssertionError(job)
+
+
+def expect(kind: type[Exception], work: Callable[[], Any]) -> Exception:
+    try:
+        work()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    for name in sys.argv[3:]:
+        run(name, Path(sys.argv[1]), Path(sys.argv[2]) / name)
