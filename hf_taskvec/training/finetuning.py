@@ -96,7 +96,8 @@ def finetune(
         raise OutputError("the output folder is the base's own folder. Choose another.")
     data = read_blocks(blocks, source.vocabulary, source.context)
     precision = resolve_precision(settings, accelerator)
-    check_targets(meta_model(source.config), settings.targets)
+    if settings.method == "lora":
+        check_targets(meta_model(source.config), settings.targets)
     _check_fits(source, settings, data, precision, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
