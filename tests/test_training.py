@@ -306,9 +306,12 @@ def test_interrupted_again_and_again(models: TinyModels, blocks: datasets.Datase
 
 def test_a_finished_run_is_not_repeated(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     first = finetune(base, blocks, QUICK, tmp_path / "out")
+    stray = first.folder / "checkpoint.safetensors"
+    stray.touch()  # as if killed between giving the output its name and removing this
     stamp = (first.folder / "model.safetensors").stat().st_mtime_ns
     assert finetune(base, blocks, QUICK, tmp_path / "out") == first == Finetuned.load(tmp_path / "out")
     assert (first.folder / "model.safetensors").stat().st_mtime_ns == stamp
+    assert not stray.exists()
     with pytest.raises(OutputError, match=r"already holds an output.*overwrite=True"):
         finetune(base, blocks, replace(QUICK, seed=1), tmp_path / "out")
     again = finetune(base, blocks, replace(QUICK, seed=1), tmp_path / "out", overwrite=True)

@@ -54,6 +54,7 @@ def names(folder: Path) -> list[str]:
         ({"batch_size": -1}, BadValueError, "batch_size=-1"),
         ({"learning_rate": 0.0}, BadValueError, "learning_rate=0.0"),
         ({"learning_rate": float("nan")}, BadValueError, "learning_rate=nan"),
+        ({"learning_rate": "1e-4"}, BadValueError, "learning_rate='1e-4' must be a number .YAML"),
         ({"weight_decay": -0.1}, BadValueError, "weight_decay=-0.1"),
         ({"warmup": 1.0}, BadValueError, "warmup=1.0"),
         ({"rank": 0}, BadValueError, "rank=0"),
@@ -152,6 +153,18 @@ def test_a_loss_that_is_not_a_number(base: Path, blocks: datasets.Dataset, tmp_p
     with pytest.raises(DivergedError, match=r"step \d+ of 12; nothing was saved. A lower learning_rate .it is 1e\+30"):
         finetune(base, blocks, wild, tmp_path / "out", checkpoint_every=1)
     assert not any(tmp_path.iterdir())
+
+
+def test_weights_that_the_last_step_ruins(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+    wild = TrainingSettings(epochs=1, batch_size=21, learning_rate=1e38, weight_decay=1e3, warmup=0.0)
+    with pytest.raises(DivergedError, match="not finite after the last step"):
+        finetune(base, blocks, wild, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_experts_that_lora_cannot_adapt(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"mixture of experts.*Name other layers as targets"):
+        finetune(models.pair("mixtral").base, blocks, LORA, tmp_path / "out")
 
 
 # Memory.

@@ -13,7 +13,7 @@ import torch
 
 from hf_taskvec.apply import COMPANIONS
 from hf_taskvec.checkpoint import open_checkpoint
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.live import live_checkpoint
 from hf_taskvec.names import is_peft_model
 from hf_taskvec.provenance import ModelRecord
@@ -131,6 +131,15 @@ def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]
             seen[id(tensor)] = value.cpu() if keep else None
         weights[name] = seen[id(tensor)]
     return weights if keep else {}
+
+
+def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that the very last step ruined: of all others, the next loss tells."""
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DivergedError(
+                f"{name} is not finite after the last step; nothing was saved. Lower the learning_rate."
+            )
 
 
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
