@@ -17,6 +17,7 @@ from hub_server import HubServer
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from edited import Edited
     from tiny import TinyModels
 
 if "huggingface_hub" in sys.modules:
@@ -52,3 +53,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     from tiny import TinyModels  # not before the environment is set: it imports transformers
 
     return TinyModels(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Edited:
+    """A base, a fine-tune, two books, and a sweep of the edit, each made when first asked for."""
+    from edited import Edited
+
+    return Edited(tmp_path_factory.mktemp("edited"))

@@ -29,8 +29,8 @@ _NAMES = {"rouge_l": "Rouge-L (F1)", "perplexity": "perplexity (log scale)"}
 _WIDTH = 54  # characters in a column of the page of samples
 
 
-def render(report: UnlearningReport) -> dict[str, bytes]:
-    """Every plot as PNG and SVG, by file name."""
+def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
     try:
         import matplotlib
     except ImportError as error:
@@ -42,6 +42,8 @@ def render(report: UnlearningReport) -> dict[str, bytes]:
     # The renderers are asked for directly: no window system, and no state of pyplot is touched.
     with matplotlib.rc_context(_STYLE):
         for name, draw in pages.items():
+            if only is not None and name not in only:
+                continue
             figure = draw(report)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 buffer = io.BytesIO()
