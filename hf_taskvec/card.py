@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.artifact import COMMAND, Artifact, open_artifact
-from hf_taskvec.card_data import base_models, check_metadata, license_of, metadata, renamed
+from hf_taskvec.card_data import base_models, check_metadata, metadata, renamed, with_card
 from hf_taskvec.card_report import evaluation, find_report, reported_scale
 from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
 from hf_taskvec.notation import as_code, as_formula
 from hf_taskvec.privacy import check_names, check_text
-from hf_taskvec.provenance import License, ModelRecord
+from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.readme import front_matter
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def card_for(
     import jinja2
 
     base = renamed(artifact.base, base_model)
-    licence = license_of(base, token) if base else None
+    base = with_card(base, token) if base else None
+    others = [with_card(model, token) for model in artifact.records if model != artifact.base]
+    stated = [each for model in (base, *others) if model for each in model.datasets]
     scale = reported_scale(artifact, report)
     title = (repo_id or artifact.folder.resolve().name).rsplit("/", 1)[-1]
-    data = metadata(
-        artifact, model_name=title, base=base, license=licence, report=report, scale=scale, datasets=datasets
-    )
+    data = metadata(artifact, model_name=title, base=base, report=report, scale=scale, datasets=(*datasets, *stated))
     code = as_code(artifact.provenance)
     context: dict[str, Any] = {
         "metadata": data.to_yaml(),
@@ -90,7 +90,7 @@ def card_for(
         "code": code,
         "scale": f"{1.0 if scale is None else scale:g}",
         "report": evaluation(artifact, report, scale) if report is not None else None,
-        "licence": _licence(artifact, base, licence, token),
+        "licence": _licence(base, others),
         "versions": _versions(artifact, report),
         "command": _command(artifact.folder),
     }
@@ -182,7 +182,8 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _licence(artifact: Artifact, base: ModelRecord | None, found: License | None, token: str | bool | None) -> str:
+def _licence(base: ModelRecord | None, others: list[ModelRecord]) -> str:
+    found = base.license if base else None
     if found is not None:
         lines = [f"Inherited from the card of {_described(base)}: **{found}**."]
     else:
@@ -190,8 +191,7 @@ def _licence(artifact: Artifact, base: ModelRecord | None, found: License | None
             f"Not known: no card of {_described(base)} that states a licence was at hand. Ask its authors before you use "
             "or share this; no licence is granted here."
         ]
-    others = {m: license_of(m, token) for m in artifact.records if m not in (base, artifact.base)}
-    stated = [f"{_described(model)}: {licence}" for model, licence in others.items() if licence not in (None, found)]
+    stated = [f"{_described(m)}: {m.license}" for m in others if m.license not in (None, found)]
     if stated:
         lines.append(f"Its other sources state licences of their own, which apply as well: {'; '.join(stated)}.")
     return "\n\n".join(lines)
@@ -208,7 +208,8 @@ def _versions(artifact: Artifact, report: "UnlearningReport | None") -> str:
 def _command(folder: Path) -> str | None:
     """The command that wrote the folder, if it names no place on this machine."""
     try:
-        command = shlex.join(json.loads((folder / COMMAND).read_text("utf-8"))["command"])
+        commands = json.loads((folder / COMMAND).read_text("utf-8"))["commands"]
+        command = "\n".join(shlex.join(each) for each in commands)
         check_text(command, COMMAND)
     except (OSError, ValueError, LookupError, TypeError, LeakError):
         return None

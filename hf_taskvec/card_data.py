@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.artifact import Artifact, Kind
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.provenance import License, ModelRecord, label_for
-from hf_taskvec.readme import front_matter, license_in
+from hf_taskvec.readme import datasets_in, front_matter, license_in
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -29,7 +29,6 @@ def metadata(
     *,
     model_name: str,
     base: ModelRecord | None,
-    license: License | None,
     report: "UnlearningReport | None",
     scale: float | None,
     datasets: tuple[str, ...],
@@ -38,7 +37,7 @@ def metadata(
     from huggingface_hub import ModelCardData
 
     bases = base_models(artifact, base)
-    stated = tuple(each for model in artifact.records for each in model.datasets)
+    license = base.license if base else None
     results = eval_results(report, scale) if report is not None and scale is not None else []
     measured = [_METRICS[m.name][0] for m in report.metrics if m.name in _METRICS] if report is not None else []
     options: dict[str, Any] = {"model_name": model_name, "eval_results": results} if results else {}
@@ -49,7 +48,7 @@ def metadata(
         license=(license.ids[0] if len(license.ids) == 1 else list(license.ids)) if license else None,  # type: ignore[arg-type]
         license_name=license.name if license else None,
         license_link=_link(license, base) if license else None,
-        datasets=list(dict.fromkeys([*datasets, *stated])) or None,
+        datasets=list(dict.fromkeys(datasets)) or None,
         metrics=measured or None,
         tags=_tags(artifact, report),
         **options,
@@ -83,18 +82,19 @@ def _link(license: License, base: ModelRecord | None) -> str | None:
     return f"https://huggingface.co/{base.hub_id}/blob/{base.revision or 'main'}/{license.link}"
 
 
-def license_of(model: ModelRecord, token: str | bool | None = None) -> License | None:
-    """The licence that a model's own card states: as recorded, or else as the Hub has it."""
+def with_card(model: ModelRecord, token: str | bool | None = None) -> ModelRecord:
+    """The record with what the model's own card on the Hub states, where that was not recorded."""
     if model.license is not None or model.hub_id is None:
-        return model.license
+        return model
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
 
     try:
         path = hf_hub_download(model.hub_id, "README.md", revision=model.revision, token=token)
     except (HTTPError, HFValidationError, LocalEntryNotFoundError, ConnectionError):
-        return None  # no card, no access, no network: then the licence is not known, and the card says so
-    return license_in(front_matter(Path(path).read_text("utf-8", errors="replace")))
+        return model  # no card, no access, no network: then nothing is known, and the card says so
+    data = front_matter(Path(path).read_text("utf-8", errors="replace"))
+    return replace(model, license=license_in(data), datasets=datasets_in(data) or model.datasets)
 
 
 def renamed(base: ModelRecord | None, hub_id: str | None) -> ModelRecord | None:

@@ -60,6 +60,7 @@ def push_folder(
     report: "UnlearningReport | str | Path | None" = None,
     base_model: str | None = None,
     datasets: tuple[str, ...] = (),
+    purpose: str | None = None,
     private: bool | None = None,
     revision: str | None = None,
     create_pr: bool = False,
@@ -80,6 +81,7 @@ def push_folder(
             has under `report/`. It is pushed without the passages' texts, which may be under copyright.
         base_model: the base's Hub id, for the card, if a copy in a folder was used.
         datasets: Hub ids of the data sets, for the card.
+        purpose: why the edit was made, in a sentence, for the card.
         private: make a new repository private. A public one is refused then, not pushed to.
         revision: the branch; made if it does not exist.
         create_pr: open a pull request instead of committing to the branch.
@@ -95,9 +97,9 @@ def push_folder(
     except HFValidationError as error:
         raise BadValueError(f"{repo_id!r} is not a name for a Hub repository: {str(error).splitlines()[0]}") from None
     artifact = open_artifact(folder)
-    _check_portable(artifact)
-    found = find_report(artifact, report)
-    files = _contents(artifact, repo_id, found, base_model, datasets, token)
+    files = what_is_pushed(
+        folder, repo_id, report=report, base_model=base_model, datasets=datasets, purpose=purpose, token=token
+    )
     api = HfApi(token=token)
     message = commit_message or f"Push {_WORDS[artifact.kind]}: {artifact.provenance.expression}"[:72]
     with _in_words(repo_id), _bars(progress):
@@ -177,15 +179,20 @@ def _check_portable(artifact: Artifact) -> None:
         )
 
 
-def _contents(
-    artifact: Artifact,
+def what_is_pushed(
+    folder: str | Path,
     repo_id: str,
-    report: "UnlearningReport | None",
-    base_model: str | None,
-    datasets: tuple[str, ...],
-    token: str | bool | None,
+    *,
+    report: "UnlearningReport | str | Path | None" = None,
+    base_model: str | None = None,
+    datasets: tuple[str, ...] = (),
+    purpose: str | None = None,
+    token: str | bool | None = None,
 ) -> dict[str, Path | bytes]:
-    """Path in the repository -> a file or its content: all that will be pushed, checked."""
+    """Path in the repository -> a file or its content: all that `push_folder` would push, checked; nothing is sent."""
+    artifact = open_artifact(folder)
+    _check_portable(artifact)
+    found = find_report(artifact, report)
     files: dict[str, Path | bytes] = {}
     for path in sorted(artifact.folder.rglob("*")):
         below = path.relative_to(artifact.folder)
@@ -193,13 +200,14 @@ def _contents(
             files[below.as_posix()] = path
     for name in [name for name in files if name.split("/")[0] == REPORT]:
         del files[name]  # published anew, without texts
-    if report is not None:
-        files.update({f"{REPORT}/{name}": content for name, content in published_report(report).items()})
+    if found is not None:
+        files.update({f"{REPORT}/{name}": content for name, content in published_report(found).items()})
     if "README.md" in files:
         card = (artifact.folder / "README.md").read_text("utf-8")
         check_card(card, artifact)
     else:
-        card = card_for(artifact, repo_id=repo_id, report=report, base_model=base_model, datasets=datasets, token=token)
+        options: dict[str, Any] = {"base_model": base_model, "datasets": datasets, "purpose": purpose, "token": token}
+        card = card_for(artifact, repo_id=repo_id, report=found, **options)
         files["README.md"] = card.encode()
     for name in _NOTED_IN:
         if name in files:

@@ -4,7 +4,6 @@ An expression is parsed by Python's own parser and walked over a short list of a
 """
 
 import ast
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +131,7 @@ def as_formula(provenance: Provenance, base: str = r"\theta_0") -> str:
     """`base + vector` in LaTeX.
 
     >>> print(as_formula(Provenance((("hp1", -0.6), ("hp2", 1.0)))))
-    \\theta = \\theta_0 - 0.6\\,\\tau_{\\text{hp1}} + \\tau_{\\text{hp2}}
+    \\theta = \\theta_0 - 0.6 \\cdot \\tau_{\\text{hp1}} + \\tau_{\\text{hp2}}
     """
     return rf"\theta = {base}" + "".join(_terms(provenance))
 
@@ -140,14 +139,17 @@ def as_formula(provenance: Provenance, base: str = r"\theta_0") -> str:
 def _terms(provenance: Provenance) -> list[str]:
     terms = []
     for atom, weight in provenance.weights:
-        factor = "" if abs(weight) == 1.0 else rf"{abs(weight):.12g}\,"
+        factor = "" if abs(weight) == 1.0 else rf"{abs(weight):.12g} \cdot "
         symbol = rf"\tau_{{\text{{{_latex(atom)}}}}}" if atom.isidentifier() else rf"\text{{{_latex(atom)}}}"
         terms.append(f" {'-' if weight < 0 else '+'} {factor}{symbol}")
     return terms
 
 
 def _latex(text: str) -> str:
-    return re.sub(r"([_#%&{}$])", r"\\\1", text.replace("\\", "").replace("^", "").replace("~", ""))
+    """Plain text inside `\\text{}`, with no backslash before punctuation: Markdown would take it away."""
+    for old, new in {"{": "(", "}": ")", "*": "∗", **dict.fromkeys("\\^~#%&$", " ")}.items():
+        text = text.replace(old, new)
+    return text.replace("_", r"\textunderscore ")
 
 
 def as_code(provenance: Provenance) -> str:
