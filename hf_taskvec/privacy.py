@@ -46,21 +46,17 @@ def without_secrets(text: str) -> str:
 
 def check_text(text: str, where: str) -> None:
     """Refuse a text with a token or a path of this machine in it."""
-    if _TOKENS.search(text) or any(secret in text for secret in secrets()):
-        raise LeakError(f"{where} holds a token or password. Remove it, and revoke it if it was ever shown.")
-    home = str(Path.home())
+    _check_tokens(text, where)
     found = _PATHS.search(text)
-    if found or (len(home) > 1 and home in text):
+    if found or _in_home(text):
         shown = f" (it ends with {found[0].rstrip('/').rsplit('/', 1)[-1]!r})" if found else ""
         raise LeakError(f"{where} holds a path of this machine{shown}. Use a Hub id or a plain name instead.")
 
 
 def check_secrets(text: str, where: str) -> None:
     """Refuse a text with a token or the user's home folder in it: for files that are not of our making."""
-    home = str(Path.home())
-    if _TOKENS.search(text) or any(secret in text for secret in secrets()):
-        raise LeakError(f"{where} holds a token or password. Remove it, and revoke it if it was ever shown.")
-    if len(home) > 2 and re.search(rf"(?<![\w.]){re.escape(home)}(?![\w.-])", text):
+    _check_tokens(text, where)
+    if _in_home(text):
         raise LeakError(f"{where} holds a path in your home folder. Remove it, or leave the file out of the folder.")
 
 
@@ -77,6 +73,16 @@ def check_names(values: Iterable[str], where: str, public: Iterable[str] = ()) -
                     f"{where} would show {value[:60]!r}, in which this machine's user name stands. Rename that folder, "
                     "label or book, or use a Hub id."
                 )
+
+
+def _check_tokens(text: str, where: str) -> None:
+    if _TOKENS.search(text) or any(secret in text for secret in secrets()):
+        raise LeakError(f"{where} holds a token or password. Remove it, and revoke it if it was ever shown.")
+
+
+def _in_home(text: str) -> bool:
+    home = str(Path.home())
+    return len(home) > 2 and re.search(rf"(?<![\w.]){re.escape(home)}(?![\w.-])", text) is not None
 
 
 def _user() -> str:

@@ -291,6 +291,11 @@ def test_the_namespace_of_a_hub_id_may_be_the_users_name(hub: HubServer, merged:
     assert "zaphod/forgot" in card
 
 
+def test_what_only_looks_like_a_path_is_fine(merged: Path) -> None:
+    purpose = "see https://huggingface.co/rooted/model/tree/main, and/or 1/2/3, λ/2, and `report/scores.png`"
+    assert purpose in card_for(open_artifact(merged), purpose=purpose)
+
+
 # Checks before a push
 
 

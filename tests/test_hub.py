@@ -278,7 +278,13 @@ def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_p
     assert hub.files(REPO)["recipe.yaml"] == b"scale: -0.6"
 
 
-# Memory
+# Progress and memory
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_progress_bar(hub: HubServer, merged: Path, capfd: pytest.CaptureFixture[str], shown: bool) -> None:
+    push_folder(merged, REPO, progress=shown)
+    assert ("model.safetensors: 100%" in capfd.readouterr().err) is shown
 
 
 def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _root(
     pass
 
 
-def main(arguments: list[str] | None = None) -> None:
+def run(arguments: list[str] | None = None) -> None:
     """Run a command; the process ends with one of the documented exit codes."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
         _quieten()
     try:
         app(args=protected(given), prog_name="taskvec")
-    except KeyboardInterrupt:
-        _fail("interrupted; what was finished is kept, and the same command continues", 130, given)
     except TaskVectorError as error:
         if debug:
             raise
@@ -101,4 +99,4 @@ def _fail(reason: str, code: int, arguments: list[str]) -> NoReturn:
     if "--json" in arguments:
         typer.echo(json.dumps({"error": reason}, ensure_ascii=False))
     typer.echo(f"taskvec: {reason}", err=True)
-    raise SystemExit(code)
+    sys.exit(code)

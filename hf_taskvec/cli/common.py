@@ -4,8 +4,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,27 @@ Report = Annotated[
     Path | None, typer.Option("--report", metavar="FOLDER", help="A sweep's report: take the λ it chose.")
 ]
 _SECRET_OPTIONS = ("--token",)
+STREAMING = 100_000_000  # bytes that a streamed pass holds, at most about: measured, for models of any size
+
+
+def register(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None]]) -> None:
+    """Add commands to the application, under one heading of its help."""
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(_interruptible(command))
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, but Ctrl-C ends it with the exit code that shells expect."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("taskvec: interrupted. Finished parts are kept where a run can be resumed.", err=True)
+            sys.exit(130)
+
+    return run
 
 
 # Results.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_taskvec.cli.common import (
+    STREAMING,
     Debug,
     DryRun,
     Json,
@@ -20,6 +21,7 @@ from hf_taskvec.cli.common import (
     chosen_scale,
     load_vector,
     numbers,
+    register,
     remember,
     size,
     table,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.books import Book
     from hf_taskvec.evaluation.report import UnlearningReport
 
-_PANEL = "Models"
-_TILES = 100_000_000
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model: a folder or a Hub id.")]
 Forget = Annotated[
     list[str] | None, typer.Option("--forget", metavar="BOOK", help="A book to forget: text file, folder or data set.")
@@ -52,8 +52,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Of the split, the intervals a
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for name, command in (("apply", apply), ("adapter", adapter), ("eval", evaluate), ("sweep", sweep)):
-        app.command(name, rich_help_panel=_PANEL)(command)
+    register(app, "Models", {"apply": apply, "adapter": adapter, "eval": evaluate, "sweep": sweep})
 
 
 def apply(
@@ -86,7 +85,7 @@ def apply(
     amount, measured = chosen_scale(scale, report)
     if dry_run:
         reads = {model: weights_size(model, token), vector: found.nbytes}
-        plan = Plan(reads, {output.name: weights_size(model, token)}, _TILES, [f"λ = {amount:g}"])
+        plan = Plan(reads, {output.name: weights_size(model, token)}, STREAMING, [f"λ = {amount:g}"])
         return plan.result(output).show(json)
     found.apply(
         model,

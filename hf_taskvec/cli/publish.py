@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_taskvec.cli.common import Debug, DryRun, Json, Plan, Result, Token, remember
+from hf_taskvec.cli.common import Debug, DryRun, Json, Plan, Result, Token, register, remember
 from hf_taskvec.errors import OutputError
 
-_PANEL = "Sharing"
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What apply, adapter, extract or combine wrote.")]
 CardReport = Annotated[
     Path | None, typer.Option("--report", metavar="FOLDER", help="A sweep's report; by default FOLDER/report.")
@@ -22,8 +21,7 @@ Purpose = Annotated[str | None, typer.Option("--purpose", help="Why the edit was
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (card, push):
-        app.command(rich_help_panel=_PANEL)(command)
+    register(app, "Sharing", {"card": card, "push": push})
 
 
 def card(

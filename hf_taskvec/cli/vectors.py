@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_taskvec.cli.common import (
+    STREAMING,
     Debug,
     DryRun,
     Json,
@@ -18,6 +19,7 @@ from hf_taskvec.cli.common import (
     listed,
     load_vector,
     named_paths,
+    register,
     remember,
     size,
     table,
@@ -28,8 +30,6 @@ from hf_taskvec.errors import BadValueError, MissingNameError
 if TYPE_CHECKING:
     from hf_taskvec.vector import TaskVector
 
-_PANEL = "Vectors"
-_TILES = 100_000_000  # what streaming holds, about: measured below it for models of any size
 Vector = Annotated[str, typer.Argument(metavar="VECTOR", help="A saved task vector, or a LoRA adapter.")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="Round dense changes to this, e.g. bfloat16; lossless by default.")
@@ -38,8 +38,8 @@ Dtype = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (extract, show, compare, combine, compress):
-        app.command(rich_help_panel=_PANEL)(command)
+    commands = (extract, show, compare, combine, compress)
+    register(app, "Vectors", {command.__name__: command for command in commands})
 
 
 def extract(
@@ -72,7 +72,7 @@ def extract(
     if dry_run:
         sizes = {where: weights_size(where, token) for where in models}
         written = 0 if reference else list(sizes.values())[-1]
-        return Plan(sizes, {output.name: written}, _TILES).result(output).show(json)
+        return Plan(sizes, {output.name: written}, STREAMING).result(output).show(json)
     vector = _extracted(models, name, vocabulary, token)
     _save(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None
@@ -245,7 +245,7 @@ def combine(
     if dry_run:
         sizes = {path: weights_size(path, token) for path in paths.values()}
         written = sum(value or 0 for value in sizes.values())
-        return Plan(sizes, {output.name: written}, _TILES).result(output).show(json)
+        return Plan(sizes, {output.name: written}, STREAMING).result(output).show(json)
     result = evaluate(expression.strip(), {name: load_vector(path, name, token) for name, path in paths.items()})
     _save(result, output, json, dtype=dtype, overwrite=overwrite)
     return None
