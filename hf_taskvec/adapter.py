@@ -83,6 +83,7 @@ def to_adapter(
             "scale": float(scale),
             "fingerprint": unscaled.fingerprint,
             "changed_parameters": len(factors) if dense == "drop" else len(vector),
+            "options": {"dense": dense} if rest else {},
         }
         (part / MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return final

@@ -102,7 +102,7 @@ def apply(
                 writer.close(sync=False)
         ranks.wait()
         if ranks.is_main:
-            _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint))
+            _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint, out_dtype))
     ranks.wait()
     return final
 
@@ -358,7 +358,7 @@ def _finish(
     (part / _PROGRESS).unlink()
 
 
-def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint) -> dict[str, Any]:
+def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, Any]:
     """What the output is, for its card: no path of this machine."""
     return {
         "library": f"hf_taskvec {__version__}",
@@ -367,6 +367,7 @@ def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint) -> dict[st
         "scale": float(scale),
         "fingerprint": vector.fingerprint,
         "changed_parameters": len(vector),
+        "options": {"dtype": dtype_name(dtype)} if dtype else {},
     }
 
 

@@ -1,8 +1,8 @@
 """A folder that this library wrote, and what it is: a merged model, an adapter or a task vector."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ class Artifact:
     fingerprint: str | None
     changed: int
     library: str
+    #: that made the output what it is, besides `scale`
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def records(self) -> Iterator[ModelRecord]:
@@ -74,7 +76,8 @@ def _read(folder: Path, kind: Kind, record: dict[str, Any]) -> Artifact:
             is_id = re.fullmatch(HUB_ID, named) and not Path(named).is_dir()
             base = ModelRecord(named if is_id else Path(named).name)
     changed = int(record["changed_parameters"])
-    return Artifact(folder, kind, provenance, base, float(record["scale"]), record["fingerprint"], changed, library)
+    scale, print_of, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
+    return Artifact(folder, kind, provenance, base, scale, print_of, changed, library, options)
 
 
 def _own_base(provenance: Provenance) -> ModelRecord | None:

@@ -78,6 +78,7 @@ def card_for(
         "repo_id": repo_id or title,
         "base": _described(base),
         "base_code": _loaded(base, artifact.kind == "adapter"),
+        "options": _options(artifact),
         "purpose": _sentence(purpose) if purpose else _purpose(artifact, report),
         "changed": f"{artifact.changed:,}",
         "formula": as_formula(artifact.provenance),
@@ -161,6 +162,14 @@ def _loaded(base: ModelRecord | None, by_transformers: bool) -> str:
         return f'"{base.hub_id}"'
     revision = f'", revision="{base.revision}' if by_transformers else f"@{base.revision}"
     return f'"{base.hub_id}{revision}"'
+
+
+def _options(artifact: Artifact) -> str:
+    """The further arguments of the call that makes the artifact again."""
+    given = dict(artifact.options)
+    if artifact.kind == "adapter" and artifact.base is not None and artifact.base.hub_id is None:
+        given["base"] = f"./{artifact.base.name}"
+    return "".join(f", {key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
 
 
 def _purpose(artifact: Artifact, report: "UnlearningReport | None") -> str:

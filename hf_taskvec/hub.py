@@ -5,6 +5,7 @@ that the Hub has already is not sent again, and a push that changes nothing make
 """
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from hf_taskvec.artifact import COMMAND, REPORT, Artifact, open_artifact
 from hf_taskvec.card import card_for, check_card
 from hf_taskvec.card_report import find_report, published_report
 from hf_taskvec.checkpoint import read_json
-from hf_taskvec.errors import BadValueError, HubError, LeakError
+from hf_taskvec.errors import BadValueError, HubError, LeakError, UnsupportedError
 from hf_taskvec.privacy import check_secrets, check_text
 from hf_taskvec.vector import TaskVector
 
@@ -134,6 +135,10 @@ def push_merged(
         work_folder: where the temporary folder is made; it needs the room of one model.
         options: of `push_folder`.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UnsupportedError(
+            "several processes are running: call apply() in all of them, then push_folder() in the main one."
+        )
     with tempfile.TemporaryDirectory(prefix="taskvec-", dir=work_folder) as temporary:
         settings = {"token": options.get("token"), "progress": options.get("progress"), **(apply_options or {})}
         out = vector.apply(base, Path(temporary) / "model", scale=scale, **settings)

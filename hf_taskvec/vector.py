@@ -372,7 +372,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         Args:
             base: push the model `base + scale * vector` instead, streamed: no model is ever in memory.
-            scale: λ, for the merged model.
+            scale: λ.
             report: of a sweep of this vector; the card shows its table and plot.
             private, revision, create_pr, commit_message, token: as in transformers.
         """
@@ -388,7 +388,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         }
         if base is not None:
             return push_merged(self, base, repo_id, scale=scale, **options)
-        return push_vector(self, repo_id, **options)
+        return push_vector(self if scale == 1.0 else self * scale, repo_id, **options)
 
     # The mapping.
 

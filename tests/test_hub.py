@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, HubError, LeakError, MismatchError, MissingFileError
+from hf_taskvec.errors import BadValueError, HubError, LeakError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.evaluation import UnlearningReport, load_book
 from hf_taskvec.hub import push_adapter, push_folder, push_merged, push_vector
 
@@ -119,6 +119,17 @@ def test_a_merge_is_pushed_without_a_folder_of_the_users(hub: HubServer, edited:
     merged = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-0.5)
     assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
     assert len(hub.history(REPO)) == 2 and pushed.changed
+
+
+def test_a_scaled_vector_is_pushed_as_such(hub: HubServer, edited: Edited) -> None:
+    edited.vector.push_to_hub("me/vector", scale=-0.5)
+    assert TaskVector.load("me/vector").expression == "-0.5*tuned"
+
+
+def test_a_merge_is_pushed_by_one_process(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedError, match="in the main one"):
+        push_merged(edited.vector, edited.pair.base, REPO)
 
 
 def test_bases_and_books_from_the_hub_by_revision(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
@@ -288,8 +299,8 @@ def test_a_progress_bar(hub: HubServer, merged: Path, capfd: pytest.CaptureFixtu
 
 
 def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
-    """A model of 130 MB is merged and pushed; the peak of anonymous memory does not follow its size."""
-    base = tiny.make("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=3, vocab_size=1000)
+    """A model of 150 MB is merged and pushed; the peak of anonymous memory does not follow its size."""
+    base = tiny.make("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
     pair = tiny.save_pair(tmp_path, base, tiny.tuned_copy(base))
     size = sum(path.stat().st_size for path in pair.base.glob("*.safetensors")) / 2**20
     script = tmp_path / "script.py"
@@ -312,9 +323,9 @@ def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
     run = [sys.executable, str(script), str(pair.base), str(pair.tuned)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert size > 80
-    assert float(done.stdout.splitlines()[-1]) < 60
-    assert len(hub.files("me/large")["model.safetensors"]) > 80 * 2**20
+    assert size > 150
+    assert float(done.stdout.splitlines()[-1]) < 100  # 50 with one thread, for any size of the model
+    assert len(hub.files("me/large")["model.safetensors"]) > 150 * 2**20
 
 
 def test_push_vector_and_push_merged_are_functions_too(hub: HubServer, edited: Edited, tmp_path: Path) -> None:

@@ -24,9 +24,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read and written, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for scripts.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Token = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", help="Hub token; by default that of the login.", hidden=True)
-]
+Token = Annotated[str | None, typer.Option("--token", metavar="TOKEN", help="Hub token; by default that of the login.")]
 Scale = Annotated[float | None, typer.Option("--scale", help="λ; 1 by default.")]
 Report = Annotated[
     Path | None, typer.Option("--report", metavar="FOLDER", help="A sweep's report: take the λ it chose.")

@@ -171,7 +171,7 @@ def _by_layer(values: dict[str, float]) -> dict[str, float]:
 
 
 def compare(
-    vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR...", help="Two vectors or more.")],
+    vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR", help="Two vectors or more.")],
     plot: Annotated[
         Path | None, typer.Option("--plot", "-o", metavar="FILE.png", help="Draw the cosines as a heat map.")
     ] = None,
@@ -214,7 +214,7 @@ def combine(
     expression: Annotated[
         str, typer.Argument(metavar='"EXPRESSION"', help='E.g. "-0.6*hp1 + 0.2*hp2" or "compress(a - b, rank=8)".')
     ],
-    vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR...", help="What the names stand for.")],
+    vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR", help="What the names stand for.")],
     output: Output,
     dtype: Dtype = None,
     overwrite: Overwrite = False,
