@@ -40,8 +40,8 @@ def ensure_matplotlib() -> None:
         )
 
 
-def render(report: UnlearningReport) -> dict[str, bytes]:
-    """Every plot as PNG and SVG, by file name."""
+def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
     ensure_matplotlib()
     import matplotlib
 
@@ -50,6 +50,8 @@ def render(report: UnlearningReport) -> dict[str, bytes]:
     # The renderers are asked for directly: no window system, and no state of pyplot is touched.
     with matplotlib.rc_context(_STYLE):
         for name, draw in pages.items():
+            if only is not None and name not in only:
+                continue
             figure = draw(report)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 buffer = io.BytesIO()
