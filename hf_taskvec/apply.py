@@ -35,8 +35,11 @@ RECORD = "taskvec_apply.json"
 _PROGRESS = ".progress.json"
 _INDEX = "model.safetensors.index.json"
 # What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
-_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*")
-_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "taskvec*.json", ".*")
+COMPANIONS = (
+    *("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*"),
+    *("LICENSE*", "LICENCE*", "NOTICE*"),  # licences ask that they stay with the weights
+)
+_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def apply(
     if threads is not None and threads < 1:
         raise BadValueError(f"threads={threads}: at least one thread is needed.")
     final = Path(save_to).resolve()
-    checkpoint = open_checkpoint(base, revision, token, [*_COMPANIONS])
+    checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS])
     assert checkpoint.folder is not None
     if final.resolve() == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -99,7 +102,7 @@ def apply(
                 writer.close(sync=False)
         ranks.wait()
         if ranks.is_main:
-            _finish(part, files, scaled, checkpoint, out_dtype)
+            _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint, out_dtype))
     ranks.wait()
     return final
 
@@ -327,13 +330,13 @@ def _digest(path: Path) -> str:
 def _finish(
     part: Path,
     files: Mapping[str, Mapping[str, _Tensor]],
-    vector: TaskVector,
     checkpoint: Checkpoint,
     dtype: torch.dtype | None,
+    record: Mapping[str, Any],
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
     assert checkpoint.folder is not None
-    for path in _companions(checkpoint.folder):
+    for path in companions(checkpoint.folder):
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
@@ -351,14 +354,21 @@ def _finish(
             "weight_map": {name: f for f, each in files.items() for name in each},
         }
         (part / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-    record: dict[str, Any] = {
-        "library": f"hf_taskvec {__version__}",
-        "base": checkpoint.record().to_json(),
-        "vector": vector.provenance.to_json(),
-        "changed_parameters": len(vector),
-    }
     (part / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (part / _PROGRESS).unlink()
+
+
+def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, Any]:
+    """What the output is, for its card: no path of this machine."""
+    return {
+        "library": f"hf_taskvec {__version__}",
+        "base": checkpoint.record().to_json(),
+        "vector": (vector * scale).provenance.to_json(),
+        "scale": float(scale),
+        "fingerprint": vector.fingerprint,
+        "changed_parameters": len(vector),
+        "options": {"dtype": dtype_name(dtype)} if dtype else {},
+    }
 
 
 def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, int]:
@@ -367,6 +377,7 @@ def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, i
     return {"vocab_size": grown.pop()} if grown else {}
 
 
-def _companions(folder: Path) -> list[Path]:
-    found = {path for pattern in _COMPANIONS for path in folder.glob(pattern) if path.is_file()}
+def companions(folder: Path) -> list[Path]:
+    """The files of a model folder beside its weights: config, tokenizer, code."""
+    found = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in found if not any(path.match(pattern) for pattern in _NOT_COMPANIONS))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.delta import Delta, LowRank, Parts, tile_rows
+from hf_taskvec.delta import TILE, Delta, LowRank, Parts, tile_rows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.tensors import Source, numel
 
@@ -45,12 +45,19 @@ _buffers = threading.local()
 
 
 def _buffer(slot: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of this thread that is used again and again: fresh memory for each tile would cost more than the sums."""
+    """Memory of this thread that is used again and again: fresh memory for each tile would cost more than the sums.
+
+    What is larger than a tile is not kept.
+    """
+    count = numel(size)
+    if count > TILE:
+        return torch.empty(size, dtype=dtype, device=device)
     held: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
     key = (slot, dtype, device)
-    if key not in held or held[key].numel() < numel(size):
-        held[key] = torch.empty(numel(size), dtype=dtype, device=device)
-    return held[key][: numel(size)].view(size)
+    if key not in held or held[key].numel() < count:
+        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+            held[key] = torch.empty(count, dtype=dtype, device=device)
+    return held[key][:count].view(size)
 
 
 class Sum:
@@ -112,13 +119,36 @@ class Sum:
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows `start:stop` in fp64; the range must be one of `tiles`, for the bits to be reproducible."""
+        out = torch.empty(self._size(start, stop), dtype=torch.float64, device=self.device)
+        return self._accumulate(out, start, stop)
+
+    def _size(self, start: int, stop: int) -> tuple[int, ...]:
+        return (stop - start, *self.shape[1:]) if self.shape else ()
+
+    def _accumulate(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """All summands of rows `start:stop`, added up in the dtype of `out`."""
         ready = self._prepared or self._prepare()
-        out = self._combine(ready.folded, start, stop, torch.float64)
+        self._combine(ready.folded, out, start, stop)
         for weight, parts in ready.scaled:
-            out.add_(self._combine(parts, start, stop, torch.float64).mul_(weight))
+            change = _buffer(1, tuple(out.shape), out.dtype, self.device)
+            out.add_(self._combine(parts, change, start, stop).mul_(weight))
         self._add_products(out, ready.factors, start, stop)
         for weight, delta in self._others:
             delta.add_rows(out, start, stop, weight)
+        return out
+
+    def _combine(self, tensors: _Tensors, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Coefficient x stored tensor, added up into `out`."""
+        if not tensors:
+            return out.zero_()
+        for number, (coefficient, tensor) in enumerate(tensors):
+            rows = tensor[start:stop] if self.shape else tensor
+            if number == 0:
+                out.copy_(rows)
+                if coefficient != 1.0:
+                    out.mul_(coefficient)
+            else:
+                out.add_(_buffer(2, tuple(out.shape), out.dtype, self.device).copy_(rows), alpha=coefficient)
         return out
 
     def _add_products(self, out: torch.Tensor, factors: _Factors, start: int, stop: int) -> None:
@@ -129,51 +159,36 @@ class Sum:
             for columns, block in zip(out.split(width, dim=1), right.split(width, dim=1), strict=True):
                 columns.addmm_(rows, block.to(out), alpha=weight)
 
-    def _combine(self, tensors: _Tensors, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """Coefficient x stored tensor, added up in `dtype`."""
-        out: torch.Tensor | None = None
-        for coefficient, tensor in tensors:
-            rows = tensor[start:stop] if self.shape else tensor
-            if out is None:
-                out = rows.to(self.device, dtype, copy=True)
-                if coefficient != 1.0:
-                    out.mul_(coefficient)
-            else:
-                out.add_(rows.to(self.device, dtype), alpha=coefficient)
-        if out is None:
-            size = (stop - start, *self.shape[1:]) if self.shape else ()
-            out = torch.zeros(size, dtype=dtype, device=self.device)
-        return out
-
     def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter.
 
         To be used at once: the next call of this thread may write over it.
         """
+        size = self._size(start, stop)
+        out = _buffer(3, size, dtype, self.device)
         if self._fits_single(dtype):
-            return self._rounded_by_single(start, stop, dtype, name)
-        return round_once(self.rows(start, stop), dtype, name)
-
-    def _rounded_by_single(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
-        """The same by way of fp32, in buffers that stay in the cache: the path of most checkpoints."""
-        ready = self._prepared or self._prepare()
-        size = (stop - start, *self.shape[1:]) if self.shape else ()
-        out, next_rows = (_buffer(slot, size, torch.float32, self.device) for slot in (0, 1))
-        for number, (coefficient, tensor) in enumerate(ready.folded):
-            rows = tensor[start:stop] if self.shape else tensor
-            if number == 0:
-                out.copy_(rows)
-                if coefficient != 1.0:
-                    out.mul_(coefficient)
+            if len(self._folded) == 2:
+                self._add_at_once(out, start, stop)
             else:
-                out.add_(next_rows.copy_(rows), alpha=coefficient)
-        self._add_products(out, ready.factors, start, stop)
-        result = _buffer(2, size, dtype, self.device).copy_(out)
-        # An exponent of ones only: infinite or NaN.
-        ones = 0x7F80 if dtype == torch.bfloat16 else 0x7C00
-        if result.numel() and (result.view(torch.int16) & 0x7FFF).amax() >= ones:
-            check_finite(out, dtype, name)
-        return result
+                out.copy_(self._accumulate(_buffer(0, size, torch.float32, self.device), start, stop))
+            # One NaN or infinity makes the sum so. A sum that is too large itself only costs the slower way.
+            if out.sum().isfinite():
+                return out
+        # fp64 also has room for what overflows on the way, and finds out what is wrong.
+        return round_once(self._accumulate(_buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
+
+    def _add_at_once(self, out: torch.Tensor, start: int, stop: int) -> None:
+        """Two stored tensors, added by torch's own 16-bit kernel: in fp32, rounded once, in one pass."""
+        ready = self._prepared or self._prepare()
+        (first, a), (second, b) = (
+            (c, (tensor[start:stop] if self.shape else tensor).to(self.device)) for c, tensor in ready.folded
+        )
+        if first == 1.0:
+            torch.add(a, b, alpha=second, out=out)
+        elif second == 1.0:
+            torch.add(b, a, alpha=first, out=out)
+        else:
+            torch.add(torch.mul(a, first, out=out), b, alpha=second, out=out)
 
     def _fits_single(self, dtype: torch.dtype) -> bool:
         """Whether fp32 is enough for a result of 16 bits.
@@ -235,8 +250,10 @@ def not_finite(name: str) -> BadValueError:
 _BELOW_SINGLE = (1 << 29) - 1
 
 
-def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) -> torch.Tensor:
-    """fp64 rounded to nearest even in `dtype`, once; with a name, what `dtype` cannot hold is refused.
+def round_once(
+    rows: torch.Tensor, dtype: torch.dtype, name: str | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """fp64 rounded to nearest even in `dtype`, once (into `out`); with a name, what `dtype` cannot hold is refused.
 
     torch converts fp64 to 16-bit types by way of fp32, which rounds twice: 1 + 2**-8 + 2**-40 becomes 1 in bf16
     instead of 1 + 2**-7. So the bits below fp32's last one are first folded into that one (rounding to odd, Boldo and
@@ -247,17 +264,19 @@ def round_once(rows: torch.Tensor, dtype: torch.dtype, name: str | None = None) 
     >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()
     1.0078125
     """
+    result = torch.empty(rows.shape, dtype=dtype, device=rows.device) if out is None else out
     if dtype in (torch.float32, torch.float64):
         if name is not None:
             check_finite(rows, dtype, name)
-        return rows.to(dtype)
+        return result.copy_(rows)
+    size = tuple(rows.shape)
     bits = rows.view(torch.int64)
-    odd = bits & _BELOW_SINGLE
+    odd = torch.bitwise_and(bits, _BELOW_SINGLE, out=_buffer(2, size, torch.float64, rows.device).view(torch.int64))
     odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
-    single = odd.view(torch.float64).float()
-    if name is not None:
-        check_finite(single, dtype, name)
-    result = single.to(dtype)
+    single = _buffer(2, size, torch.float32, rows.device).copy_(odd.view(torch.float64))
+    result.copy_(single)
+    if name is not None and not result.sum().isfinite():
+        check_finite(rows, dtype, name)
     if dtype == torch.bfloat16 and _has_subnormal(single, result):
         # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
         tiny = rows.abs() < 2.0**-126

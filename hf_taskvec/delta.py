@@ -18,12 +18,12 @@ from hf_taskvec.tensors import RowsOf, Source, numel
 # Elements in a tile: small enough that its fp64 accumulator (4 MiB) stays near a core, large enough that threads work
 # in torch and do not wait for each other in Python. Tiles depend on the shape alone, so an expression gives the same
 # bits live, streamed, and on any number of threads or processes.
-_TILE = 1 << 19
+TILE = 1 << 19
 
 
 def tile_rows(shape: tuple[int, ...]) -> int:
     """How many rows of a parameter make one tile."""
-    return max(1, _TILE // max(1, numel(shape[1:])))
+    return max(1, TILE // max(1, numel(shape[1:])))
 
 
 # Sign and stored tensor, in the order in which they must be added.

@@ -32,12 +32,24 @@ class ChangedSourceError(TaskVectorError, ValueError):
     """A base or fine-tune is no longer what it was when the vector was made."""
 
 
+class DivergedError(TaskVectorError, ArithmeticError):
+    """Training that went wrong: a loss or a gradient that is not a finite number."""
+
+
 class OutputError(TaskVectorError, OSError):
     """Output that cannot be written: a folder that is not ours, no permission, a full disk."""
 
 
 class MissingFileError(TaskVectorError, FileNotFoundError):
     """A folder, a shard or a Hub repository that is not there."""
+
+
+class HubError(TaskVectorError, OSError):
+    """The Hub refused a push or could not be reached."""
+
+
+class LeakError(TaskVectorError, ValueError):
+    """A path of this machine, a token or the user's name would have been published."""
 
 
 class MissingNameError(TaskVectorError, KeyError):

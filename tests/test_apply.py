@@ -303,6 +303,21 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(larger, tmp_path, monke
         subprocess.run(["umount", str(small)], check=True)
 
 
+def test_a_folder_that_cannot_be_written_to_is_a_clear_error(larger, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if as_root := os.geteuid() == 0:  # nothing is forbidden to root but a file system that is read-only
+        mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(closed)]
+        if subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("cannot mount a read-only file system here")
+    try:
+        with pytest.raises(OutputError, match=r"cannot write to out: (Permission denied|Read-only).*another folder"):
+            larger.vector().apply(larger.base, closed / "out")
+    finally:
+        if as_root:
+            subprocess.run(["umount", str(closed)], check=True)
+
+
 # Bad input.
 
 

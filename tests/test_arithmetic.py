@@ -99,6 +99,35 @@ def test_a_dense_result_is_correctly_rounded(dtype: torch.dtype, scale: float) -
     assert out.tolist() == [nearest(each, dtype) for each in exact]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [-1.0, 2.0])
+def test_a_vector_on_its_own_base_is_correctly_rounded(dtype: torch.dtype, scale: float) -> None:
+    # Any bits at all: every exponent against every other, subnormals too, but nothing near the largest number.
+    bits = torch.randint(-(1 << 15), 1 << 15, (2, 30_000), generator=torch.Generator().manual_seed(0))
+    base, tuned = bits.to(torch.int16).view(dtype)
+    few = (base.double().abs() < 1e4) & (tuned.double().abs() < 1e4)
+    base, tuned = base[few].contiguous(), tuned[few].contiguous()
+    out = torch.empty_like(base)
+    Sum(base.shape, [Term(1.0, Difference(InMemory(base), InMemory(tuned)))], InMemory(base), scale).into(out, "w")
+    whole = int(scale)
+    exact = [
+        (1 - whole) * Fraction(b) + whole * Fraction(t) for b, t in zip(base.tolist(), tuned.tolist(), strict=True)
+    ]
+    assert out.tolist() == [nearest(each, dtype) for each in exact]
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 2.0**127), (torch.float16, 2.0**15)])
+def test_a_doubled_base_may_be_too_large_if_the_result_is_not(dtype: torch.dtype, large: float) -> None:
+    base, tuned = torch.tensor([large, 1.0]).to(dtype), torch.tensor([large, 4.0]).to(dtype)
+    out = torch.empty_like(base)
+    whole = Sum((2,), [Term(-1.0, Difference(InMemory(base), InMemory(tuned)))], InMemory(base))
+    whole.into(out, "w")
+    assert out.tolist() == [large, -2.0]
+    tuned[0] = -large
+    with pytest.raises(TaskVectorError, match=r"w: the result .* is too large for"):
+        whole.into(out, "w")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [-0.6180339887498949, 0.27182818284590453])  # at 3/5 exact ties abound
 def test_other_scales_are_one_unit_off_at_most_and_rarely(dtype: torch.dtype, scale: float) -> None:

@@ -1,6 +1,7 @@
 """A vector on a live model: the streamed result, moved and undone without a trace; attached: one λ for each row."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tiny
@@ -69,6 +70,25 @@ def test_a_scale_is_set_from_the_original_and_everything_is_restored(models):
     edit.restore()  # once more does no harm
     with pytest.raises(BadValueError, match="this edit is over"):
         edit.set_scale(1)
+
+
+@pytest.mark.parametrize("scale", [-1.0, -0.3])
+def test_a_scale_set_in_inference_mode_and_one_outside(models, scale):
+    pair = models.pair("phi", torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+
+    def both() -> bool:
+        edit = pair.vector().edit(model, 0.0)
+        with torch.inference_mode():
+            edit.set_scale(scale)
+        inside = state(model)
+        edit.set_scale(0.5)
+        edit.set_scale(scale)
+        return same(model, inside) and not same(model, before)
+
+    with ThreadPoolExecutor(1) as fresh:  # a thread that has worked on nothing yet
+        assert fresh.submit(both).result()
 
 
 def test_it_is_restored_after_an_exception_and_kept_on_demand(models):

@@ -1,17 +1,18 @@
 """From the values of single passages to the numbers of a report: intervals, tests, membership, choice."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from hf_taskvec.evaluation.books import SPLITS, Split
 from hf_taskvec.evaluation.choice import Choice, Half, choose
+from hf_taskvec.evaluation.losses import LossTest, loss_tests
 from hf_taskvec.evaluation.metrics import METRICS, Metric
-from hf_taskvec.evaluation.report import BookInfo, LossTest, Membership, PassageResult, Score
-from hf_taskvec.evaluation.statistics import Array, Bootstrap, auc_interval, permutation_test
+from hf_taskvec.evaluation.report import BookInfo, Membership, PassageResult, ReferenceScore, Score
+from hf_taskvec.evaluation.statistics import Array, Bootstrap, Draws, Interval, auc_interval
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class Values:
     Args:
         passages: the results, each with the same values of λ.
         scales: those values, 0 first.
-        reference: the values of a model that never saw the forget books, by passage id.
+        references: the names of the reference models; λ is chosen against the first.
     """
 
     passages: Sequence[PassageResult]
     scales: Sequence[float]
-    reference: dict[str, dict[str, float]] | None = None
+    references: Sequence[str] = ()
 
     @property
     def metrics(self) -> list[Metric]:
@@ -34,69 +35,75 @@ class Values:
         return [metric for name, metric in METRICS.items() if name in self.passages[0].at[0].values]
 
     def ids(self, book: str, split: Split) -> list[str]:
+        """The ids of a book's passages."""
         return [p.id for p in self.passages if p.book == book and p.split == split]
 
     def column(self, ids: Sequence[str], scale: float, metric: str) -> Array:
+        """The values of these passages, in the order of `passages`, as everywhere: so columns pair."""
         wanted, place = set(ids), self.scales.index(scale)
         return np.array([p.at[place].values[metric] for p in self.passages if p.id in wanted])
 
-    def reference_column(self, ids: Sequence[str], metric: str) -> Array | None:
-        if self.reference is None:
-            return None
-        return np.array([self.reference[name][metric] for name in ids])
+    def reference_column(self, ids: Sequence[str], reference: str, metric: str) -> Array:
+        """The same of a reference model."""
+        wanted, place = set(ids), self.references.index(reference)
+        return np.array([p.references[place].values[metric] for p in self.passages if p.id in wanted])
 
 
-def all_scores(values: Values, books: Sequence[BookInfo], resamples: int, level: float, seed: int) -> tuple[Score, ...]:
+def all_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Score, ...]:
     """Every metric of every book and split at every λ, compared with λ=0 on the same passages."""
     scores = []
-    for book in books:
-        for split in SPLITS:
-            ids = values.ids(book.name, split)
-            if not ids:
-                continue
-            draw = Bootstrap(len(ids), resamples, level, seed)
-            for metric in values.metrics:
-                before = values.column(ids, 0.0, metric.name)
-                for scale in values.scales:
-                    here = values.column(ids, scale, metric.name)
-                    change = relative = None
-                    if scale != 0:
-                        change = draw.difference(here, before, metric.geometric)
-                        # A share of a log-probability, or of a value that may be 0, says nothing.
-                        if metric.name != "min_k":
-                            relative = draw.relative(here, before, metric.geometric)
-                    value = draw.mean(here, metric.geometric)
-                    scores.append(Score(book.name, split, scale, metric.name, len(ids), value, change, relative))
+    for book, split, ids in _groups(values, books):
+        draw = draws.bootstrap(len(ids))
+        for metric in values.metrics:
+            before = values.column(ids, 0.0, metric.name)
+            for scale in values.scales:
+                here = values.column(ids, scale, metric.name)
+                change = _change(draw, here, before, metric) if scale != 0 else (None, None)
+                value = draw.mean(here, metric.geometric)
+                scores.append(Score(book, split, scale, metric.name, len(ids), value, *change))
     return tuple(scores)
 
 
-def loss_tests(
-    values: Values, books: Sequence[BookInfo], metric: Metric, permutations: int, seed: int
-) -> tuple[LossTest, ...]:
-    """For each λ, forget book and other book: did the forget book lose more, as a share of its own score?"""
-    tests = []
-    for forget in (b for b in books if b.role == "forget"):
-        for other in (b for b in books if b.role != "forget"):
-            for scale in values.scales:
-                losses = [_losses(values, b.name, scale, metric) for b in (forget, other)]
-                if scale != 0 and all(len(part) for part in losses):
-                    p = permutation_test(losses[0], losses[1], permutations, seed)
-                    tests.append(LossTest(forget.name, other.name, scale, metric.name, p))
-    return tuple(tests)
+def reference_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[ReferenceScore, ...]:
+    """Every metric of every book and split for the reference models, compared with λ=0 on the same passages."""
+    scores = []
+    for name in values.references:
+        for book, split, ids in _groups(values, books):
+            draw = draws.bootstrap(len(ids))
+            for metric in values.metrics:
+                here = values.reference_column(ids, name, metric.name)
+                change = _change(draw, here, values.column(ids, 0.0, metric.name), metric)
+                value = draw.mean(here, metric.geometric)
+                scores.append(ReferenceScore(name, book, split, metric.name, len(ids), value, *change))
+    return tuple(scores)
 
 
-def _losses(values: Values, book: str, scale: float, metric: Metric) -> Array:
-    ids = values.ids(book, "seen")
-    before, after = (values.column(ids, s, metric.name) for s in (0.0, scale))
-    if metric.geometric:  # a ratio of perplexities is a difference of logarithms
-        return np.log(after) - np.log(before)
-    level = before.mean() if len(before) else 0.0
-    return (before - after) / level if level else before - after
+def _groups(values: Values, books: Sequence[BookInfo]) -> Iterator[tuple[str, Split, list[str]]]:
+    for book in books:
+        for split in SPLITS:
+            if ids := values.ids(book.name, split):
+                yield book.name, split, ids
 
 
-def memberships(
-    values: Values, books: Sequence[BookInfo], resamples: int, level: float, seed: int
-) -> tuple[Membership, ...]:
+def _change(draw: Bootstrap, here: Array, before: Array, metric: Metric) -> tuple[Interval, Interval | None]:
+    """The paired difference, and the relative one where a share means something."""
+    relative = draw.relative(here, before, metric.geometric) if metric.ratio else None
+    return draw.difference(here, before, metric.geometric), relative
+
+
+def all_loss_tests(values: Values, books: Sequence[BookInfo], metric: Metric, draws: Draws) -> tuple[LossTest, ...]:
+    """Which books lost more than which, at every λ, on all seen passages."""
+    roles = [(book.name, book.role) for book in books]
+
+    def column(book: str, scale: float) -> Array:
+        return values.column(values.ids(book, "seen"), scale, metric.name)
+
+    return tuple(
+        test for scale in values.scales if scale != 0 for test in loss_tests(roles, scale, metric, column, draws)
+    )
+
+
+def memberships(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Membership, ...]:
     """For each book and λ, how well Min-K % tells seen from held-out passages."""
     found = []
     for book in books if METRICS["min_k"] in values.metrics else ():
@@ -104,7 +111,7 @@ def memberships(
         if all(groups):
             for scale in values.scales:
                 seen, held_out = (values.column(ids, scale, "min_k") for ids in groups)
-                interval = auc_interval(seen, held_out, min(resamples, 500), level, seed)
+                interval = auc_interval(seen, held_out, min(draws.resamples, 500), draws.level, draws.seed)
                 found.append(Membership(book.name, scale, interval))
     return tuple(found)
 
@@ -116,9 +123,7 @@ def choose_scale(
     *,
     margin: float,
     retain_bound: float,
-    resamples: int,
-    level: float,
-    seed: int,
+    draws: Draws,
 ) -> Choice | None:
     """The choice of λ; `None` without a forget book."""
     forget = [b.name for b in books if b.role == "forget"]
@@ -129,25 +134,25 @@ def choose_scale(
     for book in books:
         for split in SPLITS:
             ids = values.ids(book.name, split)
-            random.Random(f"{seed}/{book.name}/{split}/halves").shuffle(ids)
+            random.Random(f"{draws.seed}/{book.name}/{split}/halves").shuffle(ids)
             halves[0][book.name, split], halves[1][book.name, split] = ids[::2], ids[1::2]
 
+    against = values.references[0] if values.references else None
+
     def half(ids: dict[tuple[str, Split], list[str]]) -> Half:
-        seen = sorted(name for book in forget for name in ids[book, "seen"])
-        held = sorted(name for book in forget for name in ids[book, "held_out"])
-        # `column` answers in the order of the passages, and the reference must follow it.
-        order = [p.id for p in values.passages if p.id in set(seen)]
+        seen = [name for book in forget for name in ids[book, "seen"]]
+        held = [name for book in forget for name in ids[book, "held_out"]]
         return Half(
             forget={s: values.column(seen, s, metric.name) for s in values.scales},
             retain={
                 book: {s: values.column(ids[book, "seen"], s, metric.name) for s in values.scales} for book in retain
             },
             held_out=values.column(held, 0.0, metric.name),
-            reference=values.reference_column(order, metric.name),
+            reference=None if against is None else values.reference_column(seen, against, metric.name),
         )
 
     choosing, reporting = half(halves[0]), half(halves[1])
-    kind: Literal["retrain", "held_out"] = "held_out" if values.reference is None else "retrain"
+    kind: Literal["reference", "held_out"] = "held_out" if against is None else "reference"
     smallest = min(
         len(part)
         for h in (choosing, reporting)
@@ -155,13 +160,24 @@ def choose_scale(
     )
     if smallest == 0:
         reason = "no λ can be chosen: there are too few passages, or neither held-out ones nor a reference model"
-        return Choice(None, reason, metric.name, kind, margin, retain_bound, (), None, ())
-    return choose(
+        return Choice(None, reason, metric.name, kind, against, margin, retain_bound, (), None, ())
+    found = choose(
         values.scales,
         choosing,
         reporting,
         metric,
         margin=margin,
         retain_bound=retain_bound,
-        bootstrap=(resamples, level, seed),
+        draws=draws,
+        reference=against,
     )
+    if found.confirmation is None or not found.scale:
+        return found
+    tests = loss_tests(
+        [(book.name, book.role) for book in books],
+        found.scale,
+        metric,
+        lambda book, scale: values.column(halves[1][book, "seen"], scale, metric.name),
+        draws,
+    )
+    return replace(found, confirmation=replace(found.confirmation, tests=tests))

@@ -2,11 +2,14 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from evaluation.tiny import HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
+from evaluation.tiny import STORY, HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
 
 from hf_taskvec.errors import (
     BadValueError,
@@ -14,8 +17,10 @@ from hf_taskvec.errors import (
     MismatchError,
     MissingFileError,
     MissingNameError,
+    OutputError,
 )
-from hf_taskvec.evaluation import UnlearningReport, compare, protocols, sweep
+from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
+from hf_taskvec.evaluation.statistics import Draws
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
@@ -62,6 +67,53 @@ def test_negation_forgets_and_the_report_says_how_much(report):
     assert {s.metric for s in report.scores} == {m.name for m in report.metrics}
     assert len(report.scores) == 2 * 2 * 3 * 11
     assert report.leaks.clean
+
+
+@pytest.fixture(scope="module")
+def three(made):
+    """A sweep over a book to forget, an aligned and a retained one, against a model that saw none of the first."""
+    import datasets
+
+    tokenizer, (lamps, boats), base, _, _ = made
+    near = STORY.replace("room", "chamber").replace("lamps", "candles")
+    candles = load_book(datasets.Dataset.from_dict({"text": [near]}), "candles", role="aligned", block_words=300)
+    books = [lamps, candles, boats]
+    model = train(copy.deepcopy(base), tokenizer, books, 250)
+    single = train(copy.deepcopy(base), tokenizer, [lamps], 100)
+    edit = edit_of(model, base, single)
+    return sweep(model, edit, SCALES, books, SHORT, tokenizer=tokenizer, reference=base, retain_bound=1.0, **FAST)
+
+
+def test_it_says_which_book_lost_more_at_every_lambda_and_at_the_chosen_one(three):
+    compared = {("lamps", "boats"), ("candles", "boats"), ("lamps", "candles")}
+    assert {(t.first, t.second, t.scale) for t in three.tests} == {(*pair, s) for pair in compared for s in SCALES[1:]}
+    for pair in compared:
+        found = three.test(*pair, -1)
+        shares = [-three.score(book, -1).relative.value for book in pair]
+        assert (found.first_loss, found.second_loss) == pytest.approx(shares)
+        assert found.difference.value == pytest.approx(shares[0] - shares[1])
+        assert found.passages == tuple(three.score(book, -1).n for book in pair)
+        assert found.metric == "rouge_l" and 0 < found.p_value <= 1
+    kept = three.choice.confirmation
+    assert three.choice.scale == kept.scale == -1
+    assert {(t.first, t.second) for t in kept.tests} == compared
+    chosen = three.test("candles", "boats")
+    assert chosen in kept.tests and chosen.passages[0] < three.test("candles", "boats", -1).passages[0]
+    text = three.to_markdown()
+    assert "| candles > boats |" in text and "- candles > boats: " in text
+    with pytest.raises(MissingNameError, match="no test of 'boats' against 'lamps' at λ=-1; it compares 'candles'"):
+        three.test("boats", "lamps", -1)
+
+
+def test_without_a_chosen_lambda_a_test_needs_one(made):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    edit = edit_of(model, base, single)  # it does forget, but nothing may be lost
+    found = sweep(model, edit, [-1], books, SHORT, tokenizer=tokenizer, reference=base, retain_bound=-1, **FAST)
+    assert found.choice.scale is None and found.choice.confirmation is None
+    assert found.test("lamps", "boats", -1).scale == -1
+    with pytest.raises(BadValueError, match="no λ was chosen"):
+        found.test("lamps", "boats")
 
 
 def test_every_text_and_value_is_kept_and_the_edit_is_back_at_zero(made):
@@ -126,7 +178,7 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_text())
-    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 1
+    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 2
     assert plain["protocol"]["hash"] == SHORT.hash
     assert not list(tmp_path.glob(".*"))
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
@@ -216,7 +268,7 @@ def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
         {0.0: 0.4, -0.5: 0.4, -1.0: 0.38, -2.0: 0.1},
         paired,
     )
-    args = {"margin": 0.03, "bootstrap": (300, 0.95, 0)}
+    args = {"margin": 0.03, "draws": Draws(300)}
     found = choose(*made, METRICS["rouge_l"], retain_bound=0.1, **args)
     assert found.scale == -1.0 and [c.scale for c in found.candidates if c.qualifies] == [-1.0]
     assert found.confirmation.as_if_never_seen and found.confirmation.paired == paired
@@ -242,7 +294,7 @@ def test_perplexity_chooses_the_other_way_round():
     from hf_taskvec.evaluation.metrics import METRICS
 
     made = halves({0.0: 3.0, -0.5: 8.0, -1.0: 21.0}, 20.0, {0.0: 5.0, -0.5: 5.1, -1.0: 5.2})
-    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, bootstrap=(300, 0.95, 0))
+    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, draws=Draws(300))
     assert found.scale == -1.0 and found.confirmation.as_if_never_seen
     assert found.candidates[2].worst_retain == pytest.approx(0.04, abs=0.01)
 
@@ -253,10 +305,43 @@ def test_a_retrained_reference_sets_the_never_seen_level(made):
     retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)  # never saw the book to forget
     args = {"tokenizer": tokenizer, "reference": retrained, **FAST}
     found = sweep(model, edit_of(model, base, single), [-1], books, SHORT, **args)
-    assert found.choice.target_from == "retrain" and found.reference not in (None, found.model)
+    assert found.choice.target_from == "reference" and found.references[0].model != found.model
     assert found.choice.candidates[0].target < found.choice.candidates[0].forget
     if found.choice.scale is None:
         assert "No λ qualifies" in found.to_markdown()
+
+
+def test_reference_models_are_shown_under_their_names_and_the_first_one_decides(made):
+    tokenizer, books, base, joint, _ = made
+    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)
+    both = {"retrained without lamps": retrained, "base": base}
+    found = sweep(joint, None, [0], books, SHORT, tokenizer=tokenizer, reference=both, **FAST)
+    assert [info.name for info in found.references] == list(both)
+    assert found.choice.reference == "retrained without lamps"
+    for name, other in both.items():
+        alone = sweep(other, None, [0], books, SHORT, tokenizer=tokenizer, **FAST)
+        for score in alone.scores:
+            twin = next(
+                s
+                for s in found.reference_scores
+                if (s.reference, s.book, s.split, s.metric) == (name, score.book, score.split, score.metric)
+            )
+            assert (twin.value, twin.n) == (score.value, score.n)
+            ours = found.score(score.book, 0.0, score.metric, score.split).value.value
+            assert twin.difference.value == pytest.approx(score.value.value - ours)
+        texts = [next(r.output for r in p.references if r.reference == name) for p in found.passages]
+        assert texts == [p.at[0].output for p in alone.passages]
+    assert found.timing.generated == 3 * len(found.passages)
+    text = found.to_markdown()
+    assert "| book | λ = 0 | reference: retrained without lamps | reference: base |" in text
+    assert "the reference model “retrained without lamps”, of which the caller says" in text
+    assert UnlearningReport.from_dict(found.to_dict()) == found
+
+
+def test_a_reference_without_a_name_claims_nothing(three):
+    text = three.to_markdown()
+    assert "comes from the reference model, of which the caller says that it never saw the book" in text
+    assert "| λ = −1 | reference |" in text and "retrained" not in text
 
 
 def test_without_a_reference_the_never_seen_level_is_that_of_held_out_text(report):
@@ -278,39 +363,51 @@ def test_the_long_protocols_run_on_a_long_context(make, name, tokenizer):
 
 def replace_blocks(words):
     import datasets
-    from evaluation.tiny import STORY
-
-    from hf_taskvec.evaluation import load_book
 
     return load_book(datasets.Dataset.from_dict({"text": [STORY]}), "story", role="forget", block_words=words)
 
 
-@pytest.mark.parametrize("name, stemmer, factor", [("muse-verbmem", False, 100), ("open-unlearning", True, 1)])
-def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, stemmer, factor, tokenizer):
+def with_start_token(tokenizer):
+    """A tokenizer that begins every text with a token of its own, as Llama's do."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    raw = copy.deepcopy(tokenizer.backend_tokenizer)
+    raw.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", bos_token="</s>")
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["plain", "start token"])
+@pytest.mark.parametrize("name", ["muse-verbmem", "open-unlearning"])
+def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, start, tokenizer):
     """Greedy, 128 new tokens, target cut to 128 tokens, rouge_score: with plain transformers, row by row."""
     import datasets
-    from evaluation.tiny import STORY
     from rouge_score.rouge_scorer import RougeScorer
 
-    from hf_taskvec.evaluation import load_book
-
     model = train(tiny_llama(context=512), tokenizer, make_books()[:1], 60)
+    tokenizer = with_start_token(tokenizer) if start else tokenizer
     sentences = STORY.split(". ")
     pairs = {"prompt": [], "gt": []}
     for i in range(6):
         pairs["prompt"].append(". ".join(sentences[40 * i : 40 * i + 3 + i % 3]) + ".")
-        pairs["gt"].append(" " + ". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
+        pairs["gt"].append(". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
     book = load_book(datasets.Dataset.from_dict(pairs), "pairs", role="forget")
     found = sweep(model, None, [0], book, name, tokenizer=tokenizer, **FAST)
-    scorer = RougeScorer(["rougeL"], use_stemmer=stemmer)
-    expected = []
+    muse = name == "muse-verbmem"
+    scorer = RougeScorer(["rougeL"], use_stemmer=not muse)
+    expected, targets = [], []
     for prompt, gt in zip(pairs["prompt"], pairs["gt"], strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         mask = torch.ones_like(ids)
         out = model.generate(ids, attention_mask=mask, max_new_tokens=128, do_sample=False, pad_token_id=0)
         text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        cut = tokenizer.decode(tokenizer(gt, add_special_tokens=False)["input_ids"][:128], skip_special_tokens=True)
-        expected.append(factor * scorer.score(cut, text)["rougeL"].fmeasure)
+        if muse:  # the start token is one of the 128
+            cut = tokenizer(gt)["input_ids"][:128]
+        else:  # the 128 tokens that follow those of the prompt
+            cut = tokenizer(f"{prompt} {gt}")["input_ids"][ids.shape[1] : ids.shape[1] + 128]
+        targets.append(tokenizer.decode(cut, skip_special_tokens=True).strip())
+        expected.append((100 if muse else 1) * scorer.score(targets[-1], text)["rougeL"].fmeasure)
+    assert [p.answer for p in found.passages] == targets
     got = [p.at[0].values["rouge_l"] for p in found.passages]
     assert got == pytest.approx(expected, abs=1e-6)
     assert found.choice.scale is None  # nothing held out, no reference: it says so
@@ -330,15 +427,52 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], [], SHORT, **args)
     with pytest.raises(MissingNameError, match="Did you mean 'rouge_l'"):
         sweep(joint, None, [0], books, SHORT, metric="rogue_l", **args)
+    with pytest.raises(BadValueError, match="no share of it can be lost"):
+        sweep(joint, None, [0], books, SHORT, metric="min_k", **args)
+    with pytest.raises(BadValueError, match=r"vector\.edit\(model\)"):
+        sweep(joint, object(), [0], books, SHORT, **args)
+    for wrong in ({"margin": -1.0}, {"level": 1.5}, {"permutations": 0}, {"batch_size": 0}):
+        with pytest.raises(BadValueError, match=next(iter(wrong))):
+            sweep(joint, None, [0], books, SHORT, **{**args, **wrong})
     with pytest.raises(BadValueError, match="pass its tokenizer="):
         sweep(joint, None, [0], books, SHORT)
     with pytest.raises(BadValueError, match="context has 256"):
         sweep(joint, None, [0], books, "ssu-v2", **args)
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken" / "below", **args)
+
+
+AS_NOBODY = """
+import os, sys, traceback
+from pathlib import Path
+from hf_taskvec.errors import OutputError
+from hf_taskvec.evaluation.store import ensure_writable
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    ensure_writable(Path(sys.argv[1]).absolute())
+except OutputError:
+    traceback.print_exc(file=sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("path", ["locked", "locked/new"])
+def test_a_folder_without_the_right_to_write_is_named_but_not_its_path(tmp_path, path):
+    """For root every folder is writable, so the check runs as nobody."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(0o555)
+    tmp_path.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", AS_NOBODY, path]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    name = path.split("/")[-1]
+    assert f"the folder {name!r} cannot be written: Permission denied. Name another one" in done.stdout, done.stderr
+    assert str(tmp_path) not in done.stdout
 
 
 def test_a_damaged_report_is_named(report, tmp_path):
@@ -348,7 +482,7 @@ def test_a_damaged_report_is_named(report, tmp_path):
     path.write_text(text[:1000])
     with pytest.raises(CorruptFileError, match=r"report\.json is damaged"):
         UnlearningReport.load(path)
-    path.write_text(text.replace('"version": 1,', '"version": 7,', 1))
+    path.write_text(text.replace('"version": 2,', '"version": 7,', 1))
     with pytest.raises(CorruptFileError, match="version 7"):
         UnlearningReport.load(path)
     with pytest.raises(MissingFileError, match="no report"):
