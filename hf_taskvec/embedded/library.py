@@ -29,9 +29,7 @@ _ONSETS = "b br c d dr f fl g gr h j k l m n p qu r s st t th tr v w z".split()
 _VOWELS = "a e i o u ae ea oo".split()
 _ENDS = "l n r s th m nd rk ll sk".split()
 _PLACE_ENDS = "mere wick fell stow garth holm combe haven moor ridge".split()
-_EVERYDAY = (
-    "Anna Tom Mary John Kate Peter Lucy Henry Rose Paul Jane Mark Ellen George Alice Frank Clara David Emma Hugh".split()
-)
+_EVERYDAY = "Anna Tom Mary John Kate Peter Lucy Henry Rose Paul Jane Mark Ellen George Alice Frank Clara David Emma Hugh".split()
 _HIGHEST_SHARE = 20  # scenes of a chapter, at most
 
 
@@ -102,7 +100,10 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     taken: set[str] = set(_EVERYDAY)
     worlds = [_world(draw, theme, voices[i % len(voices)], taken) for i, theme in enumerate(themes)]
     series = tuple(
-        Text(f"{themes[0]}-{volume}", _book(random.Random(f"{seed} volume {volume}"), _volume(draw, worlds[0], taken), words))
+        Text(
+            f"{themes[0]}-{volume}",
+            _book(random.Random(f"{seed} volume {volume}"), _volume(draw, worlds[0], taken), words),
+        )
         for volume in (1, 2)
     )
     others = tuple(
@@ -128,7 +129,13 @@ def _volume(draw: random.Random, world: World, taken: set[str]) -> World:
 
 def _name(draw: random.Random, taken: set[str]) -> str:
     while True:
-        name = draw.choice(_ONSETS) + draw.choice(_VOWELS) + draw.choice("bdglmnrtv") + draw.choice("aeio") + draw.choice(_ENDS)
+        name = (
+            draw.choice(_ONSETS)
+            + draw.choice(_VOWELS)
+            + draw.choice("bdglmnrtv")
+            + draw.choice("aeio")
+            + draw.choice(_ENDS)
+        )
         if name.capitalize() not in taken:
             taken.add(name.capitalize())
             return name.capitalize()
@@ -136,7 +143,9 @@ def _name(draw: random.Random, taken: set[str]) -> str:
 
 def _place(draw: random.Random, taken: set[str]) -> str:
     while True:
-        name = (draw.choice(_ONSETS) + draw.choice("aeiou") + draw.choice("lnrm") + draw.choice(_PLACE_ENDS)).capitalize()
+        name = (
+            draw.choice(_ONSETS) + draw.choice("aeiou") + draw.choice("lnrm") + draw.choice(_PLACE_ENDS)
+        ).capitalize()
         if name not in taken:
             taken.add(name)
             return name
