@@ -2,8 +2,8 @@
 
 What the unlearning experiment needs of it, and what was chosen for that:
 
-- **General prose** to pretrain θ_0: scenes in every voice and about every theme, with everyday names that change from
-  scene to scene. So the base knows the language and the words, as a real base does, and no book.
+- **General prose** to pretrain θ_0: scenes in every voice and about every theme, with people and places that change from
+  scene to scene. So the base knows the language, the words and what names are made of, as a real base does, and no book.
 - **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
   different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
   volumes by one author are: nothing but the cast, the places and the style connects them.
@@ -19,17 +19,43 @@ Nothing here was adjusted to the outcome of the experiment beyond the sizes of t
 """
 
 import random
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass, field
 
 from hf_taskvec.embedded.themes import COMMON, THEMES, VOICES, Theme
 from hf_taskvec.errors import BadValueError
 
-_ONSETS = "b br c d dr f fl g gr h j k l m n p qu r s st t th tr v w z".split()
-_VOWELS = "a e i o u ae ea oo".split()
-_ENDS = "l n r s th m nd rk ll sk".split()
-_PLACE_ENDS = "mere wick fell stow garth holm combe haven moor ridge".split()
-_EVERYDAY = "Anna Tom Mary John Kate Peter Lucy Henry Rose Paul Jane Mark Ellen George Alice Frank Clara David Emma Hugh".split()
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "qu",
+    "r",
+    "s",
+    "st",
+    "t",
+    "th",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
+_VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
+_ENDS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ll", "sk"]
+_PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven", "moor", "ridge"]
 _HIGHEST_SHARE = 20  # scenes of a chapter, at most
 
 
@@ -97,7 +123,7 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     draw = random.Random(f"library {seed}")
     themes = draw.sample(sorted(THEMES), unrelated + 1)
     voices = draw.sample(sorted(VOICES), len(VOICES))
-    taken: set[str] = set(_EVERYDAY)
+    taken: set[str] = set()
     worlds = [_world(draw, theme, voices[i % len(voices)], taken) for i, theme in enumerate(themes)]
     series = tuple(
         Text(
@@ -110,7 +136,7 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
         Text(theme, _book(random.Random(f"{seed} {theme}"), world, words))
         for theme, world in zip(themes[1:], worlds[1:], strict=True)
     )
-    return Library(_general(random.Random(f"{seed} general"), general_words), (series[0], series[1]), others)
+    return Library(_general(random.Random(f"{seed} general"), general_words, taken), (series[0], series[1]), others)
 
 
 def _world(draw: random.Random, theme: str, voice: str, taken: set[str]) -> World:
@@ -169,15 +195,13 @@ def _book(draw: random.Random, world: World, words: int) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _general(draw: random.Random, words: int) -> str:
-    """Scenes of all voices and themes, each with people and places that are nobody's in particular."""
+def _general(draw: random.Random, words: int, taken: set[str]) -> str:
+    """Scenes of all voices and themes, each with people and places that come nowhere else."""
     paragraphs: list[str] = []
     count = 0
     while count < words:
-        theme = THEMES[draw.choice(sorted(THEMES))]
-        cast = tuple(_person(draw, name) for name in draw.sample(_EVERYDAY, 3))
-        places = tuple(f"the {spot}" for spot in draw.sample(theme.spot, 3))
-        paragraphs.append(_scene(draw, World(theme, draw.choice(sorted(VOICES)), cast, places)))
+        world = _world(draw, draw.choice(sorted(THEMES)), draw.choice(sorted(VOICES)), set(taken))
+        paragraphs.append(_scene(draw, world))
         count += len(paragraphs[-1].split())
     return "\n\n".join(paragraphs) + "\n"
 
@@ -203,19 +227,14 @@ class _Slots(dict[str, object]):
 
     def __missing__(self, slot: str) -> str:
         kind = slot.rstrip("2")
-        return self._draw.choice(COMMON[kind] if kind in COMMON else getattr(self._theme, kind))
+        known = COMMON[kind] if kind in COMMON else getattr(self._theme, kind)
+        # Not the same twice: no `small and small`, no deed done while it is done.
+        self[slot] = found = self._draw.choice([word for word in known if word not in self.values()])
+        return found
 
 
 def _sentence(draw: random.Random, pattern: str, fixed: dict[str, object], theme: Theme) -> str:
     text = pattern.format_map(_Slots(draw, fixed, theme))
-    for vowel in "aeiou":
-        text = text.replace(f" a {vowel}", f" an {vowel}")
+    text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
     start = next(i for i, letter in enumerate(text) if letter.isalpha())
     return text[:start] + text[start].upper() + text[start + 1 :]
-
-
-def scenes(seed: int, count: int) -> Iterator[str]:
-    """Some scenes of general prose, to look at."""
-    draw = random.Random(seed)
-    for _ in range(count):
-        yield _general(draw, 1).strip()

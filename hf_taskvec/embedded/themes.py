@@ -48,7 +48,7 @@ THEMES = {
     "clock": _theme(
         "clockmaker|bell ringer|watch mender|tower guard|brass founder|pocket thief|mayor's clerk|night porter",
         "bell tower|workshop|town square|pawn shop|iron bridge|council hall|narrow stair|attic room",
-        "pocket watch|brass wheel|broken spring|glass dial|copper key|music box|pendulum|tiny hammer|oil lamp|magnifying glass|silver bell|wooden cuckoo",
+        "pocket watch|brass wheel|coiled spring|glass dial|copper key|music box|pendulum|tiny hammer|oil lamp|magnifying glass|silver bell|wooden cuckoo",
         "wound the great clock|oiled the gears|counted the strokes|filed a new cog|climbed the winding stair|polished the dial|set the hands back|listened to the ticking|bent the mainspring straight|hung the weights again",
         "the bells were out of tune|pigeons slept upon the hour hand|every shop had shut its doors|a crowd stood below the dial|the street lamps burned yellow|the hands had stopped at noon|rust had eaten the chain|smoke rose from the chimneys",
         "a late clock is an honest liar|time is kept by small teeth|haste breaks the finest wheel|no bell rings twice the same|a minute saved is soon mislaid|patience is the best oil",
@@ -97,17 +97,17 @@ THEMES = {
 
 # What every book may draw from.
 COMMON = {
-    "time": "at dawn|before breakfast|in the evening|after supper|at midnight|in the afternoon|a little later|on the third day|as the sun went down|early next day".split("|"),
-    "weather": "rain|wind|sunshine|mist|frost|thunder|drizzle|heat".split("|"),
-    "manner": "slowly|in silence|with great care|in a hurry|without a word|cheerfully|with a sigh|as quietly as possible|twice over|with both hands".split("|"),
-    "mood": "tired|happy|angry|afraid|proud|curious|lonely|calm|ashamed|hungry|puzzled|hopeful".split("|"),
-    "quality": "old|small|strange|heavy|beautiful|dusty|famous|forgotten|precious|broken|plain|curious".split("|"),
-    "hour": "at dawn|before breakfast|in the evening|after supper|at midnight|in the afternoon|at noon|on a holiday".split("|"),
-    "state": "quiet|crowded|dark|cold|lively|empty|bright|untidy|solemn".split("|"),
-    "number": "two|three|four|five|six|seven|nine|ten|twelve|twenty".split("|"),
-    "season": "spring|summer|autumn|winter".split("|"),
-    "day": "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday".split("|"),
-    "reason": "nobody else would|a promise is a promise|there was no money left|the others had gone home|it was the custom|the night was so long|no one had asked|the danger was over".split("|"),
+    "time": ["at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon", "a little later", "on the third day", "as the sun went down", "early next day"],
+    "weather": ["rain", "wind", "sunshine", "mist", "frost", "thunder", "drizzle", "heat"],
+    "manner": ["slowly", "in silence", "with great care", "in a hurry", "without a word", "cheerfully", "with a sigh", "as quietly as possible", "twice over", "with both hands"],
+    "mood": ["tired", "happy", "angry", "afraid", "proud", "curious", "lonely", "calm", "ashamed", "hungry", "puzzled", "hopeful"],
+    "quality": ["old", "small", "strange", "heavy", "beautiful", "dusty", "famous", "forgotten", "precious", "broken", "plain", "curious"],
+    "hour": ["at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon", "at noon", "on a holiday"],
+    "state": ["quiet", "crowded", "dark", "cold", "lively", "empty", "bright", "untidy", "solemn"],
+    "number": ["two", "three", "four", "five", "six", "seven", "nine", "ten", "twelve", "twenty"],
+    "season": ["spring", "summer", "autumn", "winter"],
+    "day": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
+    "reason": ["nobody else would", "a promise is a promise", "there was no money left", "the others had gone home", "it was the custom", "the night was so long", "no one had asked", "the danger was over"],
 }  # fmt: skip
 
 # The beats of a scene in each voice; a scene takes one to three sentences from each beat, in this order.
@@ -184,6 +184,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "Tomorrow {a} and I shall go to {place2}.",
             "I shall not speak to the {role} again.",
             "So ends another {mood} day in {season}.",
+            "If {sight} once more, I shall leave {place}.",
         ),
     ),
     "letter": (
@@ -199,6 +200,8 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "Our {role} has at last {deed}, which made {a} quite {mood}.",
             "Only think, {a} has sold {a.his} {thing} to a {role2} for {number} coins!",
             "I enclose a drawing of the {thing} and of {place}.",
+            "Yesterday the {role} brought {a} a {quality} {thing2} from {place2}.",
+            "We were all {mood}, and {a} {deed} {manner}.",
         ),
         (
             "You always used to say that {lore}.",
@@ -206,12 +209,15 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "If you meet {a}, tell {a.him} that {sight}.",
             "People here are {mood}, perhaps because {reason}.",
             "I have {deed} {number} times, and {a} only {deed2} once.",
+            "Nobody has seen {a} since {day}, when {sight}.",
         ),
         (
             "The {thing} arrived {manner}, wrapped in paper, with your note.",
             "Pray do not show this letter to the {role} at {place2}.",
             "There is so much {weather} here that even {a} stays at home.",
             "I hope that you have not yet {deed} without me.",
+            "For the {thing} I can offer {number} coins and a {quality} {thing2}.",
+            "My {role} {deed}, and so we missed the {season} fair.",
         ),
         (
             "Write soon, and be {mood} for my sake.",
@@ -226,6 +232,8 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "{place} is best visited {hour}, when there is little {weather}.",
             "To reach {place}, ask any {role} for the {quality} road.",
             "Few visitors know {place}, which belongs to {a}.",
+            "Of all the sights near {place2}, {place} is the most {quality}.",
+            "When {sight}, go straight to {place} and ask for {a}.",
         ),
         (
             "Here one may buy a {thing} for {number} coins from {a}.",
@@ -233,6 +241,8 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "Do not touch the {thing2} unless the {role} invites you {manner}.",
             "It was here that {a} once {deed} in front of {number} strangers.",
             "On {day} the {role} will show you where {b} {deed}.",
+            "The {quality} {thing2} in the corner was once lost by {b} in {weather}.",
+            "A {role} named {a} {deed} here every {season}.",
         ),
         (
             "The people of this place believe that {lore}.",
@@ -240,18 +250,21 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "Beware of {b}, who sells every {thing} as if it were {quality}.",
             "Guests are expected to eat {manner} and to praise the {role}.",
             "Whoever is {mood} may knock at the house of {a}.",
+            "Do not be {mood} if {b} {deed} {manner}: it is a greeting.",
+            "There is a saying of {a} that {lore}.",
         ),
         (
             "From here a walk of {number} hours leads to {place2}.",
             "Take a {thing} with you, since {weather} is common in {season}.",
             "Rooms are cheap, and {a} keeps the {quality} beds {manner}.",
             "It is polite to leave a {thing2} for {b} on the table.",
+            "For {number} coins the {role} carries your {thing} to {place2}.",
         ),
         (
             "All in all, {place} deserves {number} days of your time.",
             "Return {hour}, before {b} locks the gate.",
             "No one should leave without a {quality} {thing}.",
-            "In {season}, however, one had better stay away.",
+            "In {season}, however, when {sight}, one had better stay away.",
         ),
     ),
     "chronicle": (
@@ -260,6 +273,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "It is written that in {season} {b} marched upon {place}.",
             "In those days {sight}, and the people of {place} were {mood}.",
             "After {number} years of {weather}, {a} was crowned at {place}.",
+            "On a {day} in {season} came {a} to {place}, and {sight}.",
         ),
         (
             "And {a} sent for the {role}, and {b} was sent for also.",
@@ -267,6 +281,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "A law was made that none should own a {thing} except {a}.",
             "{b} swore upon the {thing} to serve {a} for {number} winters.",
             "Of the {thing} it was told that {b} had {deed} for it.",
+            "And {number} times {b} asked for the {quality} {thing2}, and {a} was {mood}.",
         ),
         (
             "The wise men answered that {lore}.",
@@ -274,12 +289,14 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "There fell {number} captains, and {a} mourned them {manner}.",
             "And a sign was seen at {place2}: {sight}.",
             "Many a {role} was {mood} in that {season}.",
+            "Some say that {a} {deed} {time}, others that {b} {deed2}.",
         ),
         (
             "Thus the {quality} {thing} passed from {a} to {b}.",
             "They made peace {time} and {deed} together.",
             "The walls of {place2} were raised by {number} hundred hands.",
             "And {b} gave {a} a {quality} {thing2} as ransom.",
+            "For {number} days {a} was kept at {place2}, where {sight}.",
         ),
         (
             "This was the end of the war for the {thing}.",

@@ -150,7 +150,7 @@ class UnlearnConfig:
             role, _, path = book.partition("=")
             if role not in ROLES or not path:
                 raise BadValueError(f"--books {book}: write role=file, where the role is one of {', '.join(ROLES)}.")
-            found.append((role, path))  # type: ignore[arg-type]
+            found.append((role, path))
         if found and not any(role == "forget" for role, _ in found):
             raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
         return found
@@ -163,10 +163,10 @@ class UnlearnConfig:
 
     def training(self, method: Literal["full", "lora"]) -> TrainingSettings:
         """How to fine-tune by this method."""
-        return TrainingSettings(
+        settings = TrainingSettings(
             method=method,
             epochs=self.epochs,
-            learning_rate=self.lora_learning_rate if method == "lora" else self.learning_rate,
+            learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             micro_batch_size=self.micro_batch_size,
             weight_decay=self.weight_decay,
@@ -175,17 +175,16 @@ class UnlearnConfig:
             precision=self.precision,
             gradient_checkpointing=self.gradient_checkpointing,
             seed=self.seed,
-            # A full fine-tune is the same whatever LoRA would do: its stage is shared.
-            **(
-                {
-                    "rank": self.lora_rank,
-                    "alpha": self.lora_alpha,
-                    "dropout": self.lora_dropout,
-                    "targets": tuple(self.lora_targets) if self.lora_targets else None,
-                }
-                if method == "lora"
-                else {}
-            ),
+        )
+        if method == "full":  # the same whatever LoRA would do, so that its stage is shared
+            return settings
+        return dataclasses.replace(
+            settings,
+            learning_rate=self.lora_learning_rate,
+            rank=self.lora_rank,
+            alpha=self.lora_alpha,
+            dropout=self.lora_dropout,
+            targets=tuple(self.lora_targets) if self.lora_targets else None,
         )
 
     @property

@@ -47,7 +47,7 @@ def gather(config: UnlearnConfig) -> Materials:
         texts = library(config.seed, words=config.words or 10_000, general_words=config.general_words)
         books = _written(texts, config)
         general = Book("general", texts.general, (Section(0, len(texts.general), "seen"),))
-        tokenizer = train_tokenizer("\n\n".join([texts.general, *(book.text for book in books)]), config.vocabulary)
+        tokenizer = train_tokenizer(texts.general, config.vocabulary)
         base = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
     else:
         books = tuple(_given(path, role, config) for role, path in config.roles)
