@@ -68,7 +68,7 @@ class UnlearnConfig:
     micro_batch_size: int | None = option(
         None, "Blocks in one forward pass of a process; all of its share if not given."
     )
-    weight_decay: float = option(0.1, "AdamW's.")
+    weight_decay: float = option(0.1, "The weight decay of AdamW.")
     warmup: float = option(0.05, "The share of the steps in which the learning rate rises.")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "How the learning rate falls.")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "Of the forward and backward passes.")

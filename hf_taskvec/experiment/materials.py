@@ -52,9 +52,12 @@ def gather(config: UnlearnConfig) -> Materials:
     else:
         books = tuple(_given(path, role, config) for role, path in config.roles)
         base = smollm_folder() if config.base_model == SMOLLM else config.base_model
-        tokenizer = _tokenizer(config.joint_model or base)
+        tokenizer = None
     _check_books(books)
     source = open_base(base)
+    inputs = _inputs(config, books, base)
+    if tokenizer is None:
+        tokenizer = _tokenizer(source.model)
     if "lora" in (config.method, config.joint_method):
         check_targets(_on_meta(source.config), config.training("lora").targets)
     context = source.context
@@ -64,17 +67,6 @@ def gather(config: UnlearnConfig) -> Materials:
         )
     for book in books:  # too short a book, too long a passage: better now than after the training
         make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
-    inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
-    if config.embedded:
-        inputs["base_model"] = config.base_model
-    else:
-        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
-            where = base if name == "base_model" else getattr(config, name)
-            if where is not None:
-                inputs[name] = _identified(where, base)
-        for name in ("adapter", "task_vector"):
-            if where := getattr(config, name):
-                inputs[name] = Path(where).name
     return Materials(books, tokenizer, base, general, inputs)
 
 
@@ -123,6 +115,22 @@ def _check_books(books: tuple[Book, ...]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
+
+
+def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[str, str]:
+    """The name and fingerprint of everything that was given; a model of another shape than the base is refused."""
+    inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
+    if config.embedded:
+        inputs["base_model"] = config.base_model
+    else:
+        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
+            where = base if name == "base_model" else getattr(config, name)
+            if where is not None:
+                inputs[name] = _identified(where, base)
+        for name in ("adapter", "task_vector"):
+            if where := getattr(config, name):
+                inputs[name] = Path(where).name
+    return inputs
 
 
 def _tokenizer(where: "str | Path") -> Any:
