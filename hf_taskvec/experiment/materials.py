@@ -57,7 +57,7 @@ def gather(config: UnlearnConfig) -> Materials:
     source = open_base(base)
     inputs = _inputs(config, books, base)
     if tokenizer is None:
-        tokenizer = _tokenizer(source.model)
+        tokenizer = _tokenizer(base)
     if "lora" in (config.method, config.joint_method):
         check_targets(_on_meta(source.config), config.training("lora").targets)
     context = source.context
