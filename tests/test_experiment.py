@@ -148,7 +148,7 @@ def on_meta(base: str) -> Any:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ready_file_fits_its_model(path: Path) -> None:
     from hf_taskvec.embedded.model import make_phi
-    from hf_taskvec.training.models import add_lora, check_targets
+    from hf_taskvec.training.lora import add_lora, check_targets
 
     values = yaml.safe_load(path.read_text("utf-8"))
     base = values.get("base_model", "")

@@ -285,6 +285,10 @@ def test_blocks_that_the_model_cannot_read(refused: Any) -> None:
     refused(flags(block_length=4096), "reads at most 192 tokens")
 
 
+def test_too_little_memory(refused: Any) -> None:
+    refused(flags(batch_size=10_000_000), "too little memory: training needs about")
+
+
 def test_passages_that_the_model_cannot_read(refused: Any) -> None:
     refused(flags(words=3000, prompt_length=200, section_words=600), "the model's context has 192")
 
