@@ -9,7 +9,7 @@ import pytest
 from hf_taskvec import TaskVectorError
 from hf_taskvec.embedded.library import Library, library
 from hf_taskvec.embedded.model import make_phi, train_tokenizer
-from hf_taskvec.embedded.themes import COMMON, THEMES, VOICES
+from hf_taskvec.embedded.themes import COMMON, PLAIN, THEMES, VOICES
 from hf_taskvec.evaluation.text import sentences
 
 WORDS = 3000
@@ -91,7 +91,7 @@ def test_many_unrelated_books() -> None:
 
 def test_every_slot_of_every_pattern_can_be_filled() -> None:
     known = {*COMMON, *vars(next(iter(THEMES.values()))), "a", "b", "place"}
-    for beats in VOICES.values():
+    for beats in (*VOICES.values(), PLAIN):
         assert len(beats) == 5
         for pattern in (pattern for beat in beats for pattern in beat):
             for slot in re.findall(r"\{(\w+)", pattern):
