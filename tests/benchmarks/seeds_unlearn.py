@@ -46,7 +46,7 @@ def main() -> None:
         folder = options.output / (f"full-seed-{seed}" if whole else name.replace(", ", "-").replace(" ", "-"))
         if not options.only_table and not (folder / "report.json").exists():
             cache = ["--cache", str(options.output / "stages" / str(seed))]
-            command = [sys.executable, str(RECIPE), "--seed", str(seed), "--no-correlation", *flags, *cache]
+            command = [sys.executable, str(RECIPE), "--seed", str(seed), "--correlation", "false", *flags, *cache]
             command += ["--output", str(folder)]
             subprocess.run(command, check=True)
         if (folder / "report.json").exists():
