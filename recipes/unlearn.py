@@ -105,12 +105,10 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             retain_bound=config.retain_bound,
             **options,
         )
+    references = {} if never is None else {"retrained": sweep(never, None, [0.0], given.books, **options)}
+    del model, never  # room for another one
     start = load(base)
-    references = {
-        name: sweep(other, None, [0.0], given.books, **options)
-        for name, other in (("retrained", never), ("θ_0", start))
-        if other is not None
-    }
+    references["θ_0"] = sweep(start, None, [0.0], given.books, **options)
     alike = None
     if config.correlation:
         for book in others:
