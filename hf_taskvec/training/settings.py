@@ -1,0 +1,93 @@
+"""How to fine-tune: one value that holds every choice, checked when it is made."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+
+Method = Literal["full", "lora"]
+Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The choices of a fine-tuning run.
+
+    Args:
+        method (`"full"` or `"lora"`): train every weight, or low-rank factors beside the frozen ones.
+        epochs (`int`): how often each block is seen.
+        learning_rate (`float`): the highest one, reached after the warm-up. The default suits LoRA and small models;
+            a full fine-tune of a model of a billion parameters wants about `1e-5`.
+        batch_size (`int`): blocks in one step of the optimiser, over *all* processes.
+        micro_batch_size (`int`, *optional*): blocks in one forward pass of one process; gradients are accumulated
+            until the batch is complete. By default a process takes its share of the batch in one pass.
+        weight_decay (`float`): AdamW's, on matrices and embeddings; biases and norms have none. On by default: merging
+            by sums rests on it (Kuzborskij and Abbasi-Yadkori, "Low-rank bias, weight decay, and model merging").
+        warmup (`float`): the share of all steps in which the learning rate rises.
+        schedule (`"cosine"`, `"linear"` or `"constant"`): how the learning rate falls, to zero or not at all.
+        max_grad_norm (`float`): longer gradients are clipped to this norm.
+        precision (`"auto"`, `"fp32"` or `"bf16"`): of the forward and backward passes; the trained weights are fp32
+            always. `"auto"` is what `accelerate config` says, else bf16 where a GPU supports it, else fp32.
+        gradient_checkpointing (`bool`): compute activations twice instead of keeping them.
+        seed (`int`): of the order of the blocks, the dropout and LoRA's first factor.
+        rank (`int`): of LoRA's factors.
+        alpha (`float`, *optional*): LoRA's scale is `alpha / rank`; by default `2 * rank`, so a scale of 2.
+        dropout (`float`): of LoRA's input.
+        targets (`tuple` of `str` or `str`, *optional*): the modules that LoRA adapts: ends of their names, or one
+            regular expression for whole names. By default every linear layer but the output head.
+    """
+
+    method: Method = "full"
+    epochs: int = 3
+    learning_rate: float = 1e-4
+    batch_size: int = 8
+    micro_batch_size: int | None = None
+    weight_decay: float = 0.1
+    warmup: float = 0.05
+    schedule: Schedule = "cosine"
+    max_grad_norm: float = 1.0
+    precision: Precision = "auto"
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    rank: int = 32
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: tuple[str, ...] | str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("method", Method), ("schedule", Schedule), ("precision", Precision)):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                hint = did_you_mean(str(value), known)
+                raise MissingNameError(f"no {name} {value!r}.{hint} It is one of {', '.join(known)}.")
+        for name in ("epochs", "batch_size", "micro_batch_size", "rank"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise BadValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        for name in ("learning_rate", "max_grad_norm", "alpha"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadValueError(f"{name}={value!r} must be a number above 0.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise BadValueError(f"weight_decay={self.weight_decay!r} must be 0 or more.")
+        for name in ("warmup", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BadValueError(f"{name}={getattr(self, name)!r} must be at least 0 and below 1: it is a share.")
+        if isinstance(self.targets, list):  # as YAML gives them
+            object.__setattr__(self, "targets", tuple(self.targets))
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of a step (from 0) of `steps`: a function of nothing else, so it needs no state.
+
+        >>> settings = TrainingSettings(learning_rate=1.0, warmup=0.2, schedule="linear")
+        >>> [round(settings.learning_rate_at(step, 10), 2) for step in range(10)]
+        [0.33, 0.67, 1.0, 0.88, 0.75, 0.62, 0.5, 0.38, 0.25, 0.12]
+        """
+        rising = round(self.warmup * steps)
+        if step < rising:
+            return self.learning_rate * (step + 1) / (rising + 1)
+        done = (step - rising) / max(1, steps - rising)
+        share = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
+        return self.learning_rate * share[self.schedule]
