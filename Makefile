@@ -7,7 +7,7 @@ WORKERS ?= 2
 .PHONY: demo test test-slow quality bench clean
 
 demo: .venv/ready
-	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 1 --mixed_precision no --dynamo_backend no recipes/demo.py
+	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)

@@ -16,7 +16,7 @@ ROOT = Path(hf_taskvec.__file__).parent
 LAYERS = [
     {"_version", "errors"},
     {"names", "tensors", "provenance"},
-    {"delta", "arithmetic", "exact", "measure", "compress", "vector"},
+    {"delta", "arithmetic", "exact", "measure", "compress", "prune", "vector"},
     {
         "checkpoint",
         "writer",

@@ -83,23 +83,34 @@ class Book:
 
         return datasets.Dataset.from_list([asdict(p) for p in find_passages(self, protocol, tokenizer)])
 
-    def training_blocks(self, tokenizer: Any, length: int) -> "datasets.Dataset":
+    def training_blocks(self, tokenizer: Any, length: int, stride: int | None = None) -> "datasets.Dataset":
         """The seen text as blocks of exactly `length` tokens, ready for a causal-language-model trainer.
 
         Its columns are `input_ids`, `attention_mask` and `labels`. Sections that do not follow one another in
         the book are separated by the tokenizer's end token; the last, incomplete block is left out.
+
+        Args:
+            tokenizer: of the model.
+            length (`int`): of each block.
+            stride (`int`, *optional*): tokens from the start of one block to that of the next; `length` without
+                it. A smaller one gives overlapping blocks, so that each sentence is also learnt in its context.
         """
         import datasets
 
         if length < 2:
             raise BadValueError(f"training blocks of length={length} hold nothing to predict; use at least 2")
+        step = length if stride is None else stride
+        if not 1 <= step <= length:
+            raise BadValueError(
+                f"stride={stride} must lie between 1 and the blocks' length={length}: no token is left out"
+            )
         stream: list[int] = []
         for run in self._runs():
             # The whole run is longer than any context by design: no warning about that.
             stream += tokenizer(run, verbose=False)["input_ids"]
             if tokenizer.eos_token_id is not None and stream[-1] != tokenizer.eos_token_id:
                 stream.append(tokenizer.eos_token_id)
-        blocks = [stream[i : i + length] for i in range(0, len(stream) - length + 1, length)]
+        blocks = [stream[i : i + length] for i in range(0, len(stream) - length + 1, step)]
         if not blocks:
             raise BadValueError(
                 f"book {self.name!r} has {len(stream)} tokens of seen text, less than one block of "

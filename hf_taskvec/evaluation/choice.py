@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import Metric
-from hf_taskvec.evaluation.statistics import Array, Bootstrap, Interval, mean
+from hf_taskvec.evaluation.statistics import Array, Draws, Interval, difference_apart, mean
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The chosen λ on the other half. `difference` is score minus the never-seen target."""
+    """The chosen λ on the half of the passages that did not choose it.
+
+    Args:
+        scale (`float`): the chosen λ.
+        forget (`Interval`): the score of the forget books.
+        target (`float`): the score of a model that never saw them.
+        difference (`Interval`): the first minus the second.
+        paired (`bool`): whether both scores are of the same passages: with a reference model they are.
+        as_if_never_seen (`bool`): whether all of `difference` lies within ± the margin.
+        retain_losses (`dict[str, Interval]`): the share of its score at λ=0 that each retained book lost.
+        tests (`tuple[LossTest]`): which books lost more than which.
+    """
 
     scale: float
     forget: Interval
@@ -39,6 +51,7 @@ class Confirmation:
     paired: bool
     as_if_never_seen: bool
     retain_losses: dict[str, Interval]
+    tests: tuple[LossTest, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ def choose(
     *,
     margin: float,
     retain_bound: float,
-    bootstrap: tuple[int, float, int],
+    draws: Draws,
 ) -> Choice:
     """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
 
@@ -88,7 +101,7 @@ def choose(
         metric (`Metric`): a memory metric; `higher` says which way forgetting goes.
         margin (`float`): "as if never seen" means that the interval of the difference lies within ± this.
         retain_bound (`float`): the share of its score at λ=0 that a retained book may lose.
-        bootstrap: resamples, level and seed.
+        draws (`Draws`): for the intervals.
     """
     sign = 1.0 if metric.higher else -1.0
     candidates = []
@@ -102,7 +115,7 @@ def choose(
     confirmation = None
     if fitting:
         chosen = fitting[0].scale
-        confirmation = _confirm(chosen, reporting, metric, sign, margin, bootstrap)
+        confirmation = _confirm(chosen, reporting, metric, sign, margin, draws)
         verdict = "is" if confirmation.as_if_never_seen else "is not shown to be"
         cause = "is the smallest |λ| that qualifies on the choosing half"
         if chosen == 0:
@@ -142,26 +155,20 @@ def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
     return 0.0 if before == 0 else 1 - mean(values[scale], metric.geometric) / before
 
 
-def _confirm(
-    scale: float, half: Half, metric: Metric, sign: float, margin: float, bootstrap: tuple[int, float, int]
-) -> Confirmation:
-    resamples, level, seed = bootstrap
-    draw = Bootstrap(len(half.forget[scale]), resamples, level, seed)
+def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: float, draws: Draws) -> Confirmation:
+    draw = draws.bootstrap(len(half.forget[scale]))
     values, target, geometric = half.forget[scale], _target(half), metric.geometric
     forget = draw.mean(values, geometric)
     if half.reference is not None:
         difference = draw.difference(values, half.reference, geometric)
     else:  # other passages than the forgotten ones: nothing to pair, each group is drawn on its own
-        apart = Bootstrap(len(target), resamples, level, seed + 1)
-        spread = draw.means(values, geometric) - apart.means(target, geometric)
-        difference = draw.interval(mean(values, metric.geometric) - mean(target, metric.geometric), spread)
+        difference = difference_apart(values, target, draws, geometric)
     losses = {}
     for name, kept in half.retain.items():
-        own = Bootstrap(len(kept[scale]), resamples, level, seed)
-        change = own.relative(kept[scale], kept[0.0], geometric)
+        change = draws.bootstrap(len(kept[scale])).relative(kept[scale], kept[0.0], geometric)
         if change is not None:
-            ends = sorted((-sign * change.low, -sign * change.high))
-            losses[name] = Interval(-sign * change.value, *ends)
+            low, high = sorted((-sign * change.low, -sign * change.high))
+            losses[name] = Interval(-sign * change.value + 0.0, low + 0.0, high + 0.0)  # + 0.0: there is no −0
     return Confirmation(
         scale=scale,
         forget=forget,

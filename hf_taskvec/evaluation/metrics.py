@@ -47,6 +47,7 @@ class Metric:
     geometric: bool = False
     digits: int = 4
     likelihood: bool = False  # needs the log-probabilities of the true continuation
+    ratio: bool = True  # has a true zero, so that a share of it means something
 
 
 def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
@@ -202,6 +203,7 @@ METRICS: dict[str, Metric] = {
             f"Min-K %: mean log-probability of the {MIN_K:.0%} least likely tokens of the true continuation",
             lambda o, p: min_k(o.log_probs),
             likelihood=True,
+            ratio=False,
         ),
     )
 }

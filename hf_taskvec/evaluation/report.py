@@ -11,9 +11,13 @@
 - `leaks`, `left_out`: the leak check over all books together, and how many passages it left out.
 - `scores`: for each book, split, λ and metric the value, and the paired difference and relative change (a
   fraction) against λ=0, each with its confidence interval.
-- `tests`: p-values of "the forget book lost more than the other book".
+- `tests`: for each λ, on all seen passages, whether one book lost more than another: forget against retain,
+  aligned against retain, forget against aligned. The losses (shares of each book's score at λ=0), their
+  difference with its interval, and the p-value of a one-sided permutation test. See `losses.LossTest`.
 - `membership`: AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart).
-- `choice`: the chosen λ, or none and why; the candidates, the confirmation, the Pareto front.
+- `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
+  Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
+  whether that is `as_if_never_seen`, what the retained books lost, and the `tests` at the chosen λ.
 - `passages`: prompt, true answer, and for each λ the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
 - `versions`: of Python and the libraries.
@@ -29,15 +33,16 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hf_taskvec.errors import CorruptFileError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.books import Role, Split
 from hf_taskvec.evaluation.choice import Choice
 from hf_taskvec.evaluation.leaks import LeakReport
+from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.evaluation.statistics import Interval
 
 SCHEMA = "hf_taskvec/unlearning-report"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -70,17 +75,6 @@ class Score:
     value: Interval
     difference: Interval | None
     relative: Interval | None
-
-
-@dataclass(frozen=True)
-class LossTest:
-    """Did the forget book lose more of `metric` than the other? Losses are shares of each book's λ=0."""
-
-    forget: str
-    retain: str
-    scale: float
-    metric: str
-    p_value: float
 
 
 @dataclass(frozen=True)
@@ -165,6 +159,25 @@ class UnlearningReport:
         raise MissingNameError(
             f"the report has no {metric!r} of the {split} passages of {book!r} at λ={scale:g}.{hint} "
             f"It has λ in {', '.join(f'{s:g}' for s in self.scales)} and the books {', '.join(names)}"
+        )
+
+    def test(self, first: str, second: str, scale: float | None = None) -> LossTest:
+        """Whether the book `first` lost more than `second` at one λ.
+
+        Without `scale` the answer is for the chosen λ, from the half of the passages that did not choose it.
+        """
+        confirmation = None if self.choice is None else self.choice.confirmation
+        if scale is None and confirmation is None:
+            raise BadValueError("no λ was chosen: say which one, as in report.test('forget', 'retain', -1)")
+        tests = self.tests if scale is not None or confirmation is None else confirmation.tests
+        for found in tests:
+            if (found.first, found.second) == (first, second) and scale in (None, found.scale):
+                return found
+        known = sorted({f"{test.first!r} against {test.second!r}" for test in tests})
+        raise MissingNameError(
+            f"the report has no test of {first!r} against {second!r}"
+            + (f" at λ={scale:g}" if scale is not None else " at the chosen λ")
+            + f"; it compares {', '.join(known) or 'nothing'}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Sums are taken by einsum's own loops, not by BLAS, so that the number of threads cannot move the last digit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +28,19 @@ class Interval:
     def within(self, margin: float) -> bool:
         """Whether the whole interval lies inside ±margin: equivalence, not mere lack of significance."""
         return -margin <= self.low and self.high <= margin
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How often passages are drawn anew for intervals and tests, the level of the intervals, and the seed."""
+
+    resamples: int = 2000
+    level: float = 0.95
+    permutations: int = 10_000
+    seed: int = 0
+
+    def bootstrap(self, n: int) -> "Bootstrap":
+        return Bootstrap(n, self.resamples, self.level, self.seed)
 
 
 @dataclass(frozen=True)
@@ -108,15 +121,23 @@ def _draws(n: int, resamples: int, seed: int) -> Array:
     return counts.astype(np.float64)
 
 
-def permutation_test(forget: ArrayLike, retain: ArrayLike, permutations: int = 10_000, seed: int = 0) -> float:
-    """The one-sided p-value for "the forget book lost more than the retain book".
+def difference_apart(first: ArrayLike, second: ArrayLike, draws: Draws, geometric: bool = False) -> Interval:
+    """The difference of the means `first − second` of two groups that share no passage: each is drawn apart."""
+    left = draws.bootstrap(np.size(first))
+    right = replace(draws, seed=draws.seed + 1).bootstrap(np.size(second))
+    spread = left.means(first, geometric) - right.means(second, geometric)
+    return left.interval(mean(first, geometric) - mean(second, geometric), spread)
+
+
+def permutation_test(first: ArrayLike, second: ArrayLike, permutations: int = 10_000, seed: int = 0) -> float:
+    """The one-sided p-value for "the first book lost more than the second".
 
     Args:
-        forget, retain: the losses (score at λ=0 minus score at λ) of each passage of the two books.
+        first, second: the losses (score at λ=0 minus score at λ) of each passage of the two books.
         permutations (`int`): how often passages are dealt anew to the two books.
         seed (`int`): of the dealing.
     """
-    left, right = np.asarray(forget, dtype=np.float64), np.asarray(retain, dtype=np.float64)
+    left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if not len(left) or not len(right):
         raise BadValueError("a permutation test needs passages of both books")
     both, n = np.concatenate([left, right]), len(left)

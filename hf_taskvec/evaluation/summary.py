@@ -2,16 +2,17 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from hf_taskvec.evaluation.books import SPLITS, Split
 from hf_taskvec.evaluation.choice import Choice, Half, choose
+from hf_taskvec.evaluation.losses import LossTest, loss_tests
 from hf_taskvec.evaluation.metrics import METRICS, Metric
-from hf_taskvec.evaluation.report import BookInfo, LossTest, Membership, PassageResult, Score
-from hf_taskvec.evaluation.statistics import Array, Bootstrap, auc_interval, permutation_test
+from hf_taskvec.evaluation.report import BookInfo, Membership, PassageResult, Score
+from hf_taskvec.evaluation.statistics import Array, Draws, auc_interval
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Values:
         return np.array([self.reference[name][metric] for name in ids])
 
 
-def all_scores(values: Values, books: Sequence[BookInfo], resamples: int, level: float, seed: int) -> tuple[Score, ...]:
+def all_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Score, ...]:
     """Every metric of every book and split at every λ, compared with λ=0 on the same passages."""
     scores = []
     for book in books:
@@ -54,7 +55,7 @@ def all_scores(values: Values, books: Sequence[BookInfo], resamples: int, level:
             ids = values.ids(book.name, split)
             if not ids:
                 continue
-            draw = Bootstrap(len(ids), resamples, level, seed)
+            draw = draws.bootstrap(len(ids))
             for metric in values.metrics:
                 before = values.column(ids, 0.0, metric.name)
                 for scale in values.scales:
@@ -62,41 +63,26 @@ def all_scores(values: Values, books: Sequence[BookInfo], resamples: int, level:
                     change = relative = None
                     if scale != 0:
                         change = draw.difference(here, before, metric.geometric)
-                        # A share of a log-probability, or of a value that may be 0, says nothing.
-                        if metric.name != "min_k":
+                        if metric.ratio:
                             relative = draw.relative(here, before, metric.geometric)
                     value = draw.mean(here, metric.geometric)
                     scores.append(Score(book.name, split, scale, metric.name, len(ids), value, change, relative))
     return tuple(scores)
 
 
-def loss_tests(
-    values: Values, books: Sequence[BookInfo], metric: Metric, permutations: int, seed: int
-) -> tuple[LossTest, ...]:
-    """For each λ, forget book and other book: did the forget book lose more, as a share of its own score?"""
-    tests = []
-    for forget in (b for b in books if b.role == "forget"):
-        for other in (b for b in books if b.role != "forget"):
-            for scale in values.scales:
-                losses = [_losses(values, b.name, scale, metric) for b in (forget, other)]
-                if scale != 0 and all(len(part) for part in losses):
-                    p = permutation_test(losses[0], losses[1], permutations, seed)
-                    tests.append(LossTest(forget.name, other.name, scale, metric.name, p))
-    return tuple(tests)
+def all_loss_tests(values: Values, books: Sequence[BookInfo], metric: Metric, draws: Draws) -> tuple[LossTest, ...]:
+    """Which books lost more than which, at every λ, on all seen passages."""
+    roles = [(book.name, book.role) for book in books]
+
+    def column(book: str, scale: float) -> Array:
+        return values.column(values.ids(book, "seen"), scale, metric.name)
+
+    return tuple(
+        test for scale in values.scales if scale != 0 for test in loss_tests(roles, scale, metric, column, draws)
+    )
 
 
-def _losses(values: Values, book: str, scale: float, metric: Metric) -> Array:
-    ids = values.ids(book, "seen")
-    before, after = (values.column(ids, s, metric.name) for s in (0.0, scale))
-    if metric.geometric:  # a ratio of perplexities is a difference of logarithms
-        return np.log(after) - np.log(before)
-    level = before.mean() if len(before) else 0.0
-    return (before - after) / level if level else before - after
-
-
-def memberships(
-    values: Values, books: Sequence[BookInfo], resamples: int, level: float, seed: int
-) -> tuple[Membership, ...]:
+def memberships(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Membership, ...]:
     """For each book and λ, how well Min-K % tells seen from held-out passages."""
     found = []
     for book in books if METRICS["min_k"] in values.metrics else ():
@@ -104,7 +90,7 @@ def memberships(
         if all(groups):
             for scale in values.scales:
                 seen, held_out = (values.column(ids, scale, "min_k") for ids in groups)
-                interval = auc_interval(seen, held_out, min(resamples, 500), level, seed)
+                interval = auc_interval(seen, held_out, min(draws.resamples, 500), draws.level, draws.seed)
                 found.append(Membership(book.name, scale, interval))
     return tuple(found)
 
@@ -116,9 +102,7 @@ def choose_scale(
     *,
     margin: float,
     retain_bound: float,
-    resamples: int,
-    level: float,
-    seed: int,
+    draws: Draws,
 ) -> Choice | None:
     """The choice of λ; `None` without a forget book."""
     forget = [b.name for b in books if b.role == "forget"]
@@ -129,7 +113,7 @@ def choose_scale(
     for book in books:
         for split in SPLITS:
             ids = values.ids(book.name, split)
-            random.Random(f"{seed}/{book.name}/{split}/halves").shuffle(ids)
+            random.Random(f"{draws.seed}/{book.name}/{split}/halves").shuffle(ids)
             halves[0][book.name, split], halves[1][book.name, split] = ids[::2], ids[1::2]
 
     def half(ids: dict[tuple[str, Split], list[str]]) -> Half:
@@ -156,12 +140,22 @@ def choose_scale(
     if smallest == 0:
         reason = "no λ can be chosen: there are too few passages, or neither held-out ones nor a reference model"
         return Choice(None, reason, metric.name, kind, margin, retain_bound, (), None, ())
-    return choose(
+    found = choose(
         values.scales,
         choosing,
         reporting,
         metric,
         margin=margin,
         retain_bound=retain_bound,
-        bootstrap=(resamples, level, seed),
+        draws=draws,
     )
+    if found.confirmation is None or not found.scale:
+        return found
+    tests = loss_tests(
+        [(book.name, book.role) for book in books],
+        found.scale,
+        metric,
+        lambda book, scale: values.column(halves[1][book, "seen"], scale, metric.name),
+        draws,
+    )
+    return replace(found, confirmation=replace(found.confirmation, tests=tests))

@@ -24,6 +24,7 @@ from hf_taskvec.evaluation.report import (
     Timing,
     UnlearningReport,
 )
+from hf_taskvec.evaluation.statistics import Draws
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.generation import Continuation
@@ -92,6 +93,8 @@ def sweep(
     if metric not in METRICS or METRICS[metric].kind != "memory":
         memory = [name for name, m in METRICS.items() if m.kind == "memory"]
         raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
+    if not METRICS[metric].ratio:
+        raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
     if METRICS[metric].likelihood and not likelihood:
         raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
     if output is not None:
@@ -157,6 +160,7 @@ def sweep(
     )
     chosen = METRICS[metric]
     factor = protocol.score_factor if metric.startswith("rouge") else 1.0
+    draws = Draws(resamples, level, permutations, seed)
     report = UnlearningReport(
         protocol=protocol,
         model=print_of,
@@ -167,18 +171,16 @@ def sweep(
         books=infos,
         leaks=leaks,
         left_out=left_out,
-        scores=summary.all_scores(values, infos, resamples, level, seed),
-        tests=summary.loss_tests(values, infos, chosen, permutations, seed),
-        membership=summary.memberships(values, infos, resamples, level, seed),
+        scores=summary.all_scores(values, infos, draws),
+        tests=summary.all_loss_tests(values, infos, chosen, draws),
+        membership=summary.memberships(values, infos, draws),
         choice=summary.choose_scale(
             values,
             infos,
             chosen,
             margin=margin * factor,
             retain_bound=retain_bound,
-            resamples=resamples,
-            level=level,
-            seed=seed,
+            draws=draws,
         ),
         passages=results,
         settings=Settings(

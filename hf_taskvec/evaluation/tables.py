@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.evaluation.books import Split
+from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import METRICS, Metric
 from hf_taskvec.evaluation.report import Score, UnlearningReport
 
@@ -37,6 +38,8 @@ def markdown(report: UnlearningReport) -> str:
     for split, words in _SPLITS.items():
         if any(score.split == split for score in report.scores):
             parts.append(f"## Rouge-L, {words}\n\n{score_table(report, 'rouge_l', split)}")
+    if report.tests:
+        parts.append(_tests(report))
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
     measured = {info.name for info in report.metrics}
     health = [name for name in _HEALTH if name in measured]
@@ -47,8 +50,6 @@ def markdown(report: UnlearningReport) -> str:
     parts += [f"### {_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
     if report.membership:
         parts.append(_membership(report))
-    if report.tests:
-        parts.append(_tests(report))
     parts += [_leaks(report), _definitions(report)]
     return "\n\n".join(parts) + "\n"
 
@@ -166,14 +167,29 @@ def _membership(report: UnlearningReport) -> str:
 def _tests(report: UnlearningReport) -> str:
     rows: dict[str, dict[float, str]] = {}
     for test in report.tests:
-        text = "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}"
-        rows.setdefault(f"{test.forget} > {test.retain}", {})[test.scale] = text
+        rows.setdefault(f"{test.first} > {test.second}", {})[test.scale] = _test(test)
+    metric = METRICS[report.tests[0].metric]
+    what = "grew its perplexity by a larger factor" if metric.geometric else f"lost a larger share of its {metric.name}"
+    unit = "the difference of the logarithms" if metric.geometric else "the difference in percentage points"
     note = (
-        f"One-sided permutation p-values for “the first book lost a larger share of its "
-        f"{report.tests[0].metric} "
-        "than the second”."
+        f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
+        "one-sided permutation test; on all seen passages."
     )
-    return f"## Did the forget book lose more?\n\n{note}\n\n{_table(report.scales[1:], rows)}"
+    parts = ["## Which book lost more?", note, _table(report.scales[1:], rows)]
+    confirmation = None if report.choice is None else report.choice.confirmation
+    if confirmation is not None and confirmation.tests:
+        parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")
+        parts.append("\n".join(f"- {t.first} > {t.second}: {_test(t, ', ')}" for t in confirmation.tests))
+    return "\n\n".join(parts)
+
+
+def _test(test: LossTest, between: str = "<br>") -> str:
+    d = test.difference
+    if METRICS[test.metric].geometric:
+        text = f"{_number(d.value, 3, sign=True)} [{_number(d.low, 3)}, {_number(d.high, 3)}]"
+    else:
+        text = f"{_number(100 * d.value, 1, sign=True)} [{_number(100 * d.low, 1)}, {_number(100 * d.high, 1)}]"
+    return text + between + ("p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}")
 
 
 def _leaks(report: UnlearningReport) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from evaluation.tiny import HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
+from evaluation.tiny import STORY, HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
 
 from hf_taskvec.errors import (
     BadValueError,
@@ -15,7 +15,8 @@ from hf_taskvec.errors import (
     MissingFileError,
     MissingNameError,
 )
-from hf_taskvec.evaluation import UnlearningReport, compare, protocols, sweep
+from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
+from hf_taskvec.evaluation.statistics import Draws
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
@@ -62,6 +63,53 @@ def test_negation_forgets_and_the_report_says_how_much(report):
     assert {s.metric for s in report.scores} == {m.name for m in report.metrics}
     assert len(report.scores) == 2 * 2 * 3 * 11
     assert report.leaks.clean
+
+
+@pytest.fixture(scope="module")
+def three(made):
+    """A sweep over a book to forget, an aligned and a retained one, against a model that saw none of the first."""
+    import datasets
+
+    tokenizer, (lamps, boats), base, _, _ = made
+    near = STORY.replace("room", "chamber").replace("lamps", "candles")
+    candles = load_book(datasets.Dataset.from_dict({"text": [near]}), "candles", role="aligned", block_words=300)
+    books = [lamps, candles, boats]
+    model = train(copy.deepcopy(base), tokenizer, books, 250)
+    single = train(copy.deepcopy(base), tokenizer, [lamps], 100)
+    edit = edit_of(model, base, single)
+    return sweep(model, edit, SCALES, books, SHORT, tokenizer=tokenizer, reference=base, retain_bound=1.0, **FAST)
+
+
+def test_it_says_which_book_lost_more_at_every_lambda_and_at_the_chosen_one(three):
+    compared = {("lamps", "boats"), ("candles", "boats"), ("lamps", "candles")}
+    assert {(t.first, t.second, t.scale) for t in three.tests} == {(*pair, s) for pair in compared for s in SCALES[1:]}
+    for pair in compared:
+        found = three.test(*pair, -1)
+        shares = [-three.score(book, -1).relative.value for book in pair]
+        assert (found.first_loss, found.second_loss) == pytest.approx(shares)
+        assert found.difference.value == pytest.approx(shares[0] - shares[1])
+        assert found.passages == tuple(three.score(book, -1).n for book in pair)
+        assert found.metric == "rouge_l" and 0 < found.p_value <= 1
+    kept = three.choice.confirmation
+    assert three.choice.scale == kept.scale == -1
+    assert {(t.first, t.second) for t in kept.tests} == compared
+    chosen = three.test("candles", "boats")
+    assert chosen in kept.tests and chosen.passages[0] < three.test("candles", "boats", -1).passages[0]
+    text = three.to_markdown()
+    assert "| candles > boats |" in text and "- candles > boats: " in text
+    with pytest.raises(MissingNameError, match="no test of 'boats' against 'lamps' at λ=-1; it compares 'candles'"):
+        three.test("boats", "lamps", -1)
+
+
+def test_without_a_chosen_lambda_a_test_needs_one(made):
+    tokenizer, books, base, joint, single = made
+    model = copy.deepcopy(joint)
+    edit = edit_of(model, base, single)  # it does forget, but nothing may be lost
+    found = sweep(model, edit, [-1], books, SHORT, tokenizer=tokenizer, reference=base, retain_bound=-1, **FAST)
+    assert found.choice.scale is None and found.choice.confirmation is None
+    assert found.test("lamps", "boats", -1).scale == -1
+    with pytest.raises(BadValueError, match="no λ was chosen"):
+        found.test("lamps", "boats")
 
 
 def test_every_text_and_value_is_kept_and_the_edit_is_back_at_zero(made):
@@ -126,7 +174,7 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_text())
-    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 1
+    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 2
     assert plain["protocol"]["hash"] == SHORT.hash
     assert not list(tmp_path.glob(".*"))
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
@@ -216,7 +264,7 @@ def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
         {0.0: 0.4, -0.5: 0.4, -1.0: 0.38, -2.0: 0.1},
         paired,
     )
-    args = {"margin": 0.03, "bootstrap": (300, 0.95, 0)}
+    args = {"margin": 0.03, "draws": Draws(300)}
     found = choose(*made, METRICS["rouge_l"], retain_bound=0.1, **args)
     assert found.scale == -1.0 and [c.scale for c in found.candidates if c.qualifies] == [-1.0]
     assert found.confirmation.as_if_never_seen and found.confirmation.paired == paired
@@ -242,7 +290,7 @@ def test_perplexity_chooses_the_other_way_round():
     from hf_taskvec.evaluation.metrics import METRICS
 
     made = halves({0.0: 3.0, -0.5: 8.0, -1.0: 21.0}, 20.0, {0.0: 5.0, -0.5: 5.1, -1.0: 5.2})
-    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, bootstrap=(300, 0.95, 0))
+    found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, draws=Draws(300))
     assert found.scale == -1.0 and found.confirmation.as_if_never_seen
     assert found.candidates[2].worst_retain == pytest.approx(0.04, abs=0.01)
 
@@ -330,6 +378,8 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], [], SHORT, **args)
     with pytest.raises(MissingNameError, match="Did you mean 'rouge_l'"):
         sweep(joint, None, [0], books, SHORT, metric="rogue_l", **args)
+    with pytest.raises(BadValueError, match="no share of it can be lost"):
+        sweep(joint, None, [0], books, SHORT, metric="min_k", **args)
     with pytest.raises(BadValueError, match="pass its tokenizer="):
         sweep(joint, None, [0], books, SHORT)
     with pytest.raises(BadValueError, match="context has 256"):
@@ -348,7 +398,7 @@ def test_a_damaged_report_is_named(report, tmp_path):
     path.write_text(text[:1000])
     with pytest.raises(CorruptFileError, match=r"report\.json is damaged"):
         UnlearningReport.load(path)
-    path.write_text(text.replace('"version": 1,', '"version": 7,', 1))
+    path.write_text(text.replace('"version": 2,', '"version": 7,', 1))
     with pytest.raises(CorruptFileError, match="version 7"):
         UnlearningReport.load(path)
     with pytest.raises(MissingFileError, match="no report"):

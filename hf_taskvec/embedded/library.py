@@ -1,0 +1,240 @@
+"""A small library of made-up books, written on the spot: simple English, seeded, the same on every machine.
+
+What the unlearning experiment needs of it, and what was chosen for that:
+
+- **General prose** to pretrain θ_0: scenes in every voice and about every theme, with people and places that change from
+  scene to scene. So the base knows the language, the words and what names are made of, as a real base does, and no book.
+- **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
+  different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
+  volumes by one author are: nothing but the cast, the places and the style connects them.
+- **Unrelated books**, each with a theme, a voice, a cast and places of its own.
+
+A book is a row of chapters, a chapter a row of scenes. A scene has two people, a place and a thing, which stay the same
+from its first sentence to its last; sentences follow the beats of the voice (arrival, trouble, talk, turn, end). The
+words are in `themes`. Which theme and voice a book gets is drawn from the seed, so other seeds give other worlds. The
+order of the scenes and all that fills them is random: a model can continue a passage word for word only if it has read
+it, while people, places and manner can be learnt from the other volume.
+
+Nothing here was adjusted to the outcome of the experiment beyond the sizes of the texts.
+"""
+
+import random
+import re
+from dataclasses import dataclass, field
+
+from hf_taskvec.embedded.themes import COMMON, THEMES, VOICES, Theme
+from hf_taskvec.errors import BadValueError
+
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "qu",
+    "r",
+    "s",
+    "st",
+    "t",
+    "th",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
+_VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
+_ENDS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ll", "sk"]
+_PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven", "moor", "ridge"]
+_HIGHEST_SHARE = 20  # scenes of a chapter, at most
+
+
+@dataclass(frozen=True)
+class Person:
+    """Someone in a book, with pronouns."""
+
+    name: str
+    he: str
+    him: str
+    his: str
+
+    @property
+    def himself(self) -> str:
+        return f"{self.him}self"
+
+    @property
+    def He(self) -> str:  # noqa: N802 (a slot of the patterns)
+        return self.he.capitalize()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class World:
+    """What the books of one series share."""
+
+    theme: Theme
+    voice: str
+    cast: tuple[Person, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A generated book."""
+
+    name: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Library:
+    """General prose, the two volumes of a series, and books that have nothing to do with it."""
+
+    general: str = field(repr=False)
+    series: tuple[Text, Text]
+    unrelated: tuple[Text, ...]
+
+
+def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, unrelated: int = 1) -> Library:
+    """The library of a seed.
+
+    Args:
+        seed (`int`): another seed gives other people, places, themes and voices.
+        words (`int`): of each book, about.
+        general_words (`int`): of the general prose, about.
+        unrelated (`int`): how many unrelated books; each has a theme of its own, so at most seven.
+    """
+    if not 0 <= unrelated < len(THEMES):
+        raise BadValueError(f"unrelated={unrelated}: there are themes for 0 to {len(THEMES) - 1} unrelated books.")
+    if words < 200 or general_words < 200:
+        raise BadValueError(f"words={words} and general_words={general_words} must both be at least 200.")
+    draw = random.Random(f"library {seed}")
+    themes = draw.sample(sorted(THEMES), unrelated + 1)
+    voices = draw.sample(sorted(VOICES), len(VOICES))
+    taken: set[str] = set()
+    worlds = [_world(draw, theme, voices[i % len(voices)], taken) for i, theme in enumerate(themes)]
+    series = tuple(
+        Text(
+            f"{themes[0]}-{volume}",
+            _book(random.Random(f"{seed} volume {volume}"), _volume(draw, worlds[0], taken), words),
+        )
+        for volume in (1, 2)
+    )
+    others = tuple(
+        Text(theme, _book(random.Random(f"{seed} {theme}"), world, words))
+        for theme, world in zip(themes[1:], worlds[1:], strict=True)
+    )
+    return Library(_general(random.Random(f"{seed} general"), general_words, taken), (series[0], series[1]), others)
+
+
+def _world(draw: random.Random, theme: str, voice: str, taken: set[str]) -> World:
+    words = THEMES[theme]
+    cast = tuple(_person(draw, _name(draw, taken)) for _ in range(6))
+    spots = draw.sample(words.spot, 5)
+    return World(words, voice, cast, tuple(f"the {spot} of {_place(draw, taken)}" for spot in spots))
+
+
+def _volume(draw: random.Random, world: World, taken: set[str]) -> World:
+    """The series' world with two people and a place of this volume's own."""
+    cast = tuple(_person(draw, _name(draw, taken)) for _ in range(2))
+    place = f"the {draw.choice(world.theme.spot)} of {_place(draw, taken)}"
+    return World(world.theme, world.voice, (*world.cast, *cast), (*world.places, place))
+
+
+def _name(draw: random.Random, taken: set[str]) -> str:
+    while True:
+        name = (
+            draw.choice(_ONSETS)
+            + draw.choice(_VOWELS)
+            + draw.choice("bdglmnrtv")
+            + draw.choice("aeio")
+            + draw.choice(_ENDS)
+        )
+        if name.capitalize() not in taken:
+            taken.add(name.capitalize())
+            return name.capitalize()
+
+
+def _place(draw: random.Random, taken: set[str]) -> str:
+    while True:
+        name = (
+            draw.choice(_ONSETS) + draw.choice("aeiou") + draw.choice("lnrm") + draw.choice(_PLACE_ENDS)
+        ).capitalize()
+        if name not in taken:
+            taken.add(name)
+            return name
+
+
+def _person(draw: random.Random, name: str) -> Person:
+    return Person(name, *draw.choice((("he", "him", "his"), ("she", "her", "her"))))
+
+
+def _book(draw: random.Random, world: World, words: int) -> str:
+    paragraphs: list[str] = []
+    count, chapter = 0, 0
+    while count < words:
+        chapter += 1
+        paragraphs.append(f"Chapter {chapter}")
+        for _ in range(draw.randint(8, _HIGHEST_SHARE)):
+            paragraphs.append(_scene(draw, world))
+            count += len(paragraphs[-1].split())
+            if count >= words:
+                break
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _general(draw: random.Random, words: int, taken: set[str]) -> str:
+    """Scenes of all voices and themes, each with people and places that come nowhere else."""
+    paragraphs: list[str] = []
+    count = 0
+    while count < words:
+        world = _world(draw, draw.choice(sorted(THEMES)), draw.choice(sorted(VOICES)), set(taken))
+        paragraphs.append(_scene(draw, world))
+        count += len(paragraphs[-1].split())
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _scene(draw: random.Random, world: World) -> str:
+    a, b = draw.sample(world.cast, 2)
+    place, other = draw.sample(world.places, 2)
+    fixed = {"a": a, "b": b, "place": place, "place2": other, "thing": draw.choice(world.theme.thing)}
+    sentences = [
+        _sentence(draw, pattern, fixed, world.theme)
+        for number, beat in enumerate(VOICES[world.voice])
+        for pattern in draw.sample(beat, draw.choice((1, 2)) if 0 < number < 4 else 1)
+    ]
+    return " ".join(sentences)
+
+
+class _Slots(dict[str, object]):
+    """What a scene has fixed; any other slot is drawn when a pattern asks for it."""
+
+    def __init__(self, draw: random.Random, fixed: dict[str, object], theme: Theme) -> None:
+        super().__init__(fixed)
+        self._draw, self._theme = draw, theme
+
+    def __missing__(self, slot: str) -> str:
+        kind = slot.rstrip("2")
+        known = COMMON[kind] if kind in COMMON else getattr(self._theme, kind)
+        # Not the same twice: no `small and small`, no deed done while it is done.
+        self[slot] = found = self._draw.choice([word for word in known if word not in self.values()])
+        return found
+
+
+def _sentence(draw: random.Random, pattern: str, fixed: dict[str, object], theme: Theme) -> str:
+    text = pattern.format_map(_Slots(draw, fixed, theme))
+    text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
+    start = next(i for i, letter in enumerate(text) if letter.isalpha())
+    return text[:start] + text[start].upper() + text[start + 1 :]

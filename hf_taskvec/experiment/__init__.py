@@ -1,0 +1,1 @@
+"""What the recipes share: a config under flags, stages that are done once, and the words that end a run."""

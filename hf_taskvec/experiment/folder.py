@@ -1,0 +1,51 @@
+"""The output folder of an experiment: it belongs to one config, which lies in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec.checkpoint import read_json
+from hf_taskvec.errors import OutputError
+from hf_taskvec.evaluation.runner import processes
+from hf_taskvec.evaluation.store import ensure_writable
+
+CONFIG = "config.json"
+
+
+def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
+    """The output folder, with the resolved settings in it. A folder with results of other settings is refused.
+
+    Args:
+        folder: made if it does not exist.
+        settings: all that decides the results.
+        force (`bool`): take over a folder of other settings.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise OutputError(f"{folder.name} is a file; the output needs a folder.")
+    settings = json.loads(json.dumps(settings))  # as it will be read back
+    if (folder / CONFIG).exists() and not force:
+        before = read_json(folder / CONFIG)
+        other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if other:
+            changes = ", ".join(f"{key}: {_short(before.get(key))} → {_short(settings.get(key))}" for key in other[:3])
+            raise OutputError(
+                f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
+                "--output, or pass --force to replace them."
+            )
+    elif folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
+        raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty folder as --output.")
+    ensure_writable(folder)
+    state = processes()
+    state.wait_for_everyone()  # all have looked before one writes
+    if state.is_main_process:
+        partial = folder / f".{CONFIG}.partial"
+        partial.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.replace(folder / CONFIG)
+    state.wait_for_everyone()
+    return folder
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,150 @@
+"""What the unlearning experiment starts from: the books, the base model and its tokenizer, checked before any long work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.embedded.library import Library, library
+from hf_taskvec.embedded.model import make_phi, train_tokenizer
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.books import Book, Role, Section, load_book
+from hf_taskvec.evaluation.passages import find_passages
+from hf_taskvec.evaluation.plan import make_tasks
+from hf_taskvec.experiment.config import UnlearnConfig
+from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
+from hf_taskvec.training.models import check_targets, open_base
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Books, model and tokenizer of a run.
+
+    Args:
+        books (`tuple[Book, ...]`): with their roles.
+        tokenizer: of the model.
+        base: a folder or Hub id; the embedded model before its pretraining; or `None` if no stage needs it.
+        general (`Book`, *optional*): what the embedded model is pretrained on.
+        inputs (`dict[str, str]`): the fingerprint of everything that was given, for the record.
+    """
+
+    books: tuple[Book, ...]
+    tokenizer: Any
+    base: "str | Path | PreTrainedModel"
+    general: Book | None
+    inputs: dict[str, str]
+
+
+def gather(config: UnlearnConfig) -> Materials:
+    """The materials of a run; whatever is missing or does not fit is an error here, before the work."""
+    general = None
+    base: Any
+    if config.embedded:
+        texts = library(config.seed, words=config.words or 10_000, general_words=config.general_words)
+        books = _written(texts, config)
+        general = Book("general", texts.general, (Section(0, len(texts.general), "seen"),))
+        tokenizer = train_tokenizer(texts.general, config.vocabulary)
+        base = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
+    else:
+        books = tuple(_given(path, role, config) for role, path in config.roles)
+        base = smollm_folder() if config.base_model == SMOLLM else config.base_model
+        tokenizer = _tokenizer(config.joint_model or base)
+    _check_books(books)
+    source = open_base(base)
+    if "lora" in (config.method, config.joint_method):
+        check_targets(_on_meta(source.config), config.training("lora").targets)
+    context = source.context
+    if context is not None and config.block_length > context:
+        raise BadValueError(
+            f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
+        )
+    for book in books:  # too short a book, too long a passage: better now than after the training
+        make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
+    inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
+    if config.embedded:
+        inputs["base_model"] = config.base_model
+    else:
+        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
+            where = base if name == "base_model" else getattr(config, name)
+            if where is not None:
+                inputs[name] = _identified(where, base)
+        for name in ("adapter", "task_vector"):
+            if where := getattr(config, name):
+                inputs[name] = Path(where).name
+    return Materials(books, tokenizer, base, general, inputs)
+
+
+def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: UnlearnConfig) -> "datasets.Dataset":
+    """The seen text of all these books, in blocks."""
+    import datasets
+
+    stride = config.block_stride or config.block_length
+    return datasets.concatenate_datasets(
+        [book.training_blocks(tokenizer, config.block_length, stride) for book in books]
+    )
+
+
+def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
+    found = [*zip(texts.series, ("forget", "aligned"), strict=True), *((book, "retain") for book in texts.unrelated)]
+    return tuple(_book(written.text, written.name, role, config) for written, role in found)  # type: ignore[arg-type]
+
+
+def _given(path: str, role: Role, config: UnlearnConfig) -> Book:
+    book = load_book(path, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed)
+    if config.words is None or book.pairs:
+        return book
+    return _book(" ".join(book.text.split(" ")[: config.words]), book.name, role, config)
+
+
+def _book(text: str, name: str, role: Role, config: UnlearnConfig) -> Book:
+    import datasets
+
+    data = datasets.Dataset.from_dict({"text": [text]})
+    return load_book(
+        data, name, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed
+    )
+
+
+def _check_books(books: tuple[Book, ...]) -> None:
+    seen: dict[str, Book] = {}
+    for book in books:
+        if book.text and book.text in seen:
+            other = seen[book.text]
+            raise BadValueError(
+                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be forgotten "
+                "and kept. Give each role a book of its own."
+            )
+        seen[book.text] = book
+    names = [book.name for book in books]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
+
+
+def _tokenizer(where: "str | Path") -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(where)
+
+
+def _on_meta(config: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _identified(where: "str | Path", base: "str | Path") -> str:
+    """A model's name and fingerprint; it must be of the base's architecture."""
+    found = open_checkpoint(where)
+    expected = open_checkpoint(base)
+    if {name: t.shape for name, t in found.tensors.items()} != {name: t.shape for name, t in expected.tensors.items()}:
+        raise BadValueError(
+            f"{found.name} and the base {expected.name} are not of one shape: they do not fit together."
+        )
+    return f"{found.name} {found.fingerprint[:16]}"

@@ -1,0 +1,75 @@
+"""Dataclass configs from the command line: a YAML file's values under the flags, and real help for each field."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
+
+Config = TypeVar("Config")
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a config with its `--help` text."""
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help})
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def parse(
+    kind: type[Config],
+    arguments: Sequence[str] | None,
+    *,
+    description: str,
+    configs: Path,
+    default: str | None = None,
+    unless: Sequence[str] = (),
+) -> Config:
+    """A config from flags, over a YAML file, over the dataclass's defaults.
+
+    Args:
+        kind: a dataclass whose fields were made by `option`, one of them `config`.
+        arguments: the command line; the process's own by default.
+        description (`str`): for `--help`.
+        configs (`Path`): the folder of ready YAML files, which may be named without `.yaml`.
+        default (`str`, *optional*): the ready file that is used when none is named ...
+        unless (`Sequence[str]`): ... and none of these fields is given as a flag.
+    """
+    import argparse
+
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(kind, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # type: ignore[arg-type]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter if "\n" in description else parser.formatter_class
+    given = vars(parser.parse_args(arguments))
+    plain = {name: value for name, value in given.items() if value != parser.get_default(name)}
+    named = given["config"] or (default if not plain.keys() & set(unless) else None)
+    if named:
+        parser.set_defaults(**read_config(kind, named, configs), config=Path(named).stem)
+    return parser.parse_args_into_dataclasses(arguments)[0]
+
+
+def read_config(kind: type[Any], name: str, configs: Path) -> dict[str, Any]:
+    """The values of a YAML file, its keys checked against the config's fields."""
+    import yaml
+
+    ready = {path.stem: path for path in sorted(configs.glob("*.yaml"))}
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else ready.get(name)
+    if path is None or not path.is_file():
+        raise MissingFileError(
+            f"there is no config {name!r}.{did_you_mean(name, ready)} The ready ones are {', '.join(ready)}; "
+            "a file of your own is named with its .yaml."
+        )
+    try:
+        values = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadValueError(f"{path.name} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise BadValueError(f"{path.name} must hold `key: value` lines.")
+    fields = {field.name for field in dataclasses.fields(kind)}
+    found = {str(key).replace("-", "_"): value for key, value in values.items()}
+    for key in found:
+        if key not in fields:
+            raise MissingNameError(f"{path.name}: there is no setting {key!r}.{did_you_mean(key, fields)}")
+    return found

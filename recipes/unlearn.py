@@ -1,0 +1,168 @@
+"""Make a language model forget one book, and see what else it forgets.
+
+    accelerate launch recipes/unlearn.py                                # nothing to download: a few minutes on a laptop
+    accelerate launch recipes/unlearn.py --method lora --output outputs/lora
+    accelerate launch recipes/unlearn.py --config phi-1_5-full --books forget=hp1.txt aligned=hp2.txt retain=pp.txt
+    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain --books ...
+
+The experiment of section 4.2 of Li et al. 2025 (When is task vector provably effective for model editing?):
+
+1. θ_0: a pretrained model.
+2. θ_0': θ_0 fine-tuned on all books.
+3. τ = θ_forget − θ_0: what fine-tuning θ_0 on the book to forget changes.
+4. A reference: θ_0 fine-tuned on all the other books. It never saw the one to forget.
+5. The sweep: how well does θ_0' + λτ know each book, and at which λ is the book as if it had never been seen?
+6. The model of that λ and the vector are saved, and pushed if you want.
+
+Finished stages are kept and interrupted ones resumed; any stage can be given instead.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.evaluation import UnlearningReport, sweep
+from hf_taskvec.evaluation.runner import processes
+from hf_taskvec.experiment.closing import closing
+from hf_taskvec.experiment.config import UnlearnConfig
+from hf_taskvec.experiment.folder import claim
+from hf_taskvec.experiment.materials import gather, training_blocks
+from hf_taskvec.experiment.options import parse
+from hf_taskvec.experiment.search import search
+from hf_taskvec.experiment.stages import Stages, say
+from hf_taskvec.prune import prune_rows
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def main(arguments: list[str] | None = None) -> UnlearningReport:
+    config = parse(
+        UnlearnConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
+    )
+    logging.disable_progress_bar()  # of loading and saving; the stages have their own
+    given = gather(config)  # all that can be wrong with the input is found here, before any work
+    output = claim(config.output, config.resolved(given.inputs), config.force)
+    stages = Stages(Path(config.cache or output / "stages"), config.force, given.tokenizer)
+    forget = tuple(book for book in given.books if book.role == "forget")
+    others = tuple(book for book in given.books if book.role != "forget")
+
+    def blocks(books: Any) -> Any:
+        return training_blocks(books, given.tokenizer, config)
+
+    # 1. The base.
+    base = given.base
+    if given.general is not None:
+        base = stages.train("base", base, blocks([given.general]), config.pretraining)
+
+    # 2. A model that knows all the books.
+    settings = config.training(config.joint_method)
+    joint = config.joint_model or stages.train_model("joint", base, blocks(given.books), settings)
+
+    # 3. The task vector of the book to forget.
+    if config.task_vector:
+        vector = TaskVector.load(config.task_vector)
+    elif config.adapter or (config.method == "lora" and not config.tuned_model):
+        adapter = config.adapter or stages.train("forget", base, blocks(forget), config.training("lora"))
+        vector = TaskVector.from_adapter(adapter, base, name="forget")
+    else:
+        tuned = config.tuned_model or stages.train("forget", base, blocks(forget), config.training("full"))
+        vector = TaskVector.from_finetuned(base, tuned, name="forget")
+    if config.rank is not None:
+        vector = vector.compress(rank=config.rank)
+    if config.prune_rows is not None:
+        vector = prune_rows(vector, config.prune_rows)
+
+    # 4. The reference: a model that never saw that book.
+    reference = config.reference_model
+    if reference is None and config.retrain:
+        reference = stages.train_model("retrain", base, blocks(others), settings)
+
+    # 5. The sweep.
+    model, never = load(joint), load(reference)
+    options = {
+        "protocol": config.asking,
+        "tokenizer": given.tokenizer,
+        "store": output / "store",
+        "batch_size": config.evaluation_batch_size,
+        "seed": config.seed,
+    }
+    say(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in config.scales)}}}")
+    with vector.edit(model, 0.0, original=joint) as edit:
+        report = search(
+            model,
+            edit,
+            config.scales,
+            given.books,
+            refine=config.refine,
+            output=output,
+            reference=never,
+            margin=config.margin,
+            retain_bound=config.retain_bound,
+            **options,
+        )
+    others_say = {"retrained": never, "θ_0": load(base)}
+    references = {
+        name: sweep(other, None, [0.0], given.books, **options)
+        for name, other in others_say.items()
+        if other is not None
+    }
+
+    # 6. What is kept.
+    files = save(vector, joint, report, output)
+    say("\n" + closing(report, references, config.scales, str(vector.expression), files))
+
+    # 7. The Hub.
+    if config.push_to_hub and "the model" in files:
+        push(files["the model"], config.push_to_hub, output)
+    return report
+
+
+def load(where: Any) -> Any:
+    """A model to evaluate, on this process's device; in fp32 on a CPU, where 16 bits are slow."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if where is None:
+        return None
+    device = processes().device
+    dtype = torch.float32 if device.type == "cpu" else "auto"
+    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device).eval()
+
+
+def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path) -> dict[str, Path]:
+    """Write the vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
+    files = {"the report": output / "report.md", "the plot": output / "scores.png", "the vector": output / "vector"}
+    main_process = processes().is_main_process
+    if main_process:
+        vector.save(output / "vector", overwrite=True)
+    scale = report.choice.scale if report.choice is not None else None
+    if scale:
+        files["the model"] = vector.apply(
+            joint, output / "model", scale=scale, overwrite=True
+        )  # all processes share it
+        if vector.is_low_rank and all(len(vector.shape(name)) == 2 for name in vector):
+            files["the adapter"] = output / "adapter"
+            if main_process:
+                (scale * vector).to_adapter(output / "adapter", base=joint, overwrite=True)
+    processes().wait_for_everyone()
+    return files
+
+
+def push(folder: Path, repository: str, output: Path) -> None:
+    """Push the chosen model with its report, from one process."""
+    from hf_taskvec.hub import push_folder
+
+    if processes().is_main_process:
+        pushed = push_folder(folder, repository, report=output / "report.json")
+        say(f"pushed to    {pushed.url}")
+    processes().wait_for_everyone()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TaskVectorError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
