@@ -122,6 +122,13 @@ class Sum:
         out = torch.empty(self._size(start, stop), dtype=torch.float64, device=self.device)
         return self._accumulate(out, start, stop)
 
+    def single(self, start: int, stop: int) -> torch.Tensor:
+        """Rows `start:stop` in fp32, rounded once: added up in fp64 where two stored tensors are not all there is."""
+        if self._scaled or self._low_rank or self._others or len(self._folded) > 2:
+            return self.rows(start, stop).float()
+        out = torch.empty(self._size(start, stop), dtype=torch.float32, device=self.device)
+        return self._accumulate(out, start, stop)
+
     def _size(self, start: int, stop: int) -> tuple[int, ...]:
         return (stop - start, *self.shape[1:]) if self.shape else ()
 

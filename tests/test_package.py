@@ -16,7 +16,7 @@ ROOT = Path(hf_taskvec.__file__).parent
 LAYERS = [
     {"_version", "errors"},
     {"names", "tensors", "provenance"},
-    {"delta", "arithmetic", "exact", "measure", "compress", "prune", "vector"},
+    {"delta", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
     {
         "checkpoint",
         "writer",
@@ -29,6 +29,7 @@ LAYERS = [
         "apply",
         "edit",
         "adapter",
+        "combine",
     },
 ]
 
