@@ -21,6 +21,7 @@ from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MismatchErro
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.tensors import Source, fingerprint, samples
+from hf_taskvec.vocabulary import vocabulary_digest
 
 WEIGHTS = (
     "model.safetensors",
@@ -157,7 +158,10 @@ class Checkpoint:
         return fingerprint(self.tensors)
 
     def record(self) -> ModelRecord:
-        return ModelRecord(self.name, self.revision, self.layout.architecture, self.fingerprint, self.files)
+        tokenizer = vocabulary_digest(self.folder) if self.folder else None
+        return ModelRecord(
+            self.name, self.revision, self.layout.architecture, self.fingerprint, self.files, tokenizer=tokenizer
+        )
 
     @property
     def where(self) -> str:

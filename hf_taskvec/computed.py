@@ -22,21 +22,24 @@ Terms = tuple[Term, ...]
 
 
 class Tiles:
-    """A change of one parameter in fp32, tile by tile: what the functions of merging rules read.
-
-    A difference of two stored tensors is rounded once, to fp32; all other sums are added up in fp64 first.
-    """
+    """A change of one parameter, tile by tile: what the functions of merging rules read."""
 
     def __init__(self, terms: Terms) -> None:
         self.shape = terms[0].delta.shape
         self._sum = Sum(self.shape, terms)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (self.rows(start, stop) for start, stop in self._sum.tiles())
+        """Every tile in fp32; each is a tensor of its own that may be written to."""
+        return (self.rows(start, stop, self.dtype).float() for start, stop in self._sum.tiles())
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is needed to add the change up: fp32 for the difference of two stored 16-bit tensors, else fp64."""
+        return torch.float32 if self._sum.is_short else torch.float64
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Rows `start:stop`, a tensor of its own that may be written to."""
-        return self._sum.single(start, stop)
+        return self._sum.rows(start, stop, dtype)
 
 
 Statistic = Callable[[Tiles], Any]
@@ -46,6 +49,9 @@ TileFunction = Callable[[list[torch.Tensor], list[Any], int], torch.Tensor]
 @dataclass(frozen=True)
 class Computed(Delta):
     """A change that is a function of others, element by element. Its numbers are fp32, wherever it is used.
+
+    They are computed in fp32 if all vectors are differences of 16-bit models, whose weights have fewer bits to round to
+    in the end; in fp64 and rounded once otherwise.
 
     Args:
         name: of the parameter.
@@ -89,10 +95,11 @@ class Computed(Delta):
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         statistics = self._wait_for_statistics()
-        rows = self.function([tiles.rows(start, stop) for tiles in self._tiles], statistics, start)
+        dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
+        rows = self.function([tiles.rows(start, stop, dtype) for tiles in self._tiles], statistics, start).float()
         if not rows.sum().isfinite() and not rows.isfinite().all():
             raise not_finite(self.name)
-        out.add_(rows.to(out), alpha=weight)
+        out.add_(rows.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
 
 
 class _Once:

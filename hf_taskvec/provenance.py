@@ -22,6 +22,8 @@ class ModelRecord:
     fingerprint: str | None = None
     #: sha256 of each weight file, where the Hub told it
     files: tuple[tuple[str, str], ...] = ()
+    #: a digest of the vocabulary, where a tokenizer was beside the weights
+    tokenizer: str | None = None
 
     def __str__(self) -> str:
         revision = f"@{self.revision[:12]}" if self.revision else ""

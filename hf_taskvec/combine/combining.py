@@ -96,7 +96,7 @@ def _check_vectors(vectors: Sequence[TaskVector], rule: str, at_least: int) -> N
             f"the rule {rule!r} combines at least {at_least} vector{'s'[: at_least > 1]}, and there "
             f"{'is 1' if len(vectors) == 1 else f'are {len(vectors)}'}. To scale one vector, multiply it."
         )
-    _check_architectures(vectors)
+    _check_models(vectors)
     shapes: dict[str, tuple[int, ...]] = {}
     for vector in vectors:
         fresh = {name: vector.shape(name) for name in vector}
@@ -106,20 +106,28 @@ def _check_vectors(vectors: Sequence[TaskVector], rule: str, at_least: int) -> N
                 f"{vector.expression} changes none of the parameters that the vectors before it change "
                 f"({some(fresh, 2)}; {some(shapes, 2)}). Were they made from models of different architectures?"
             )
-        for name in common:
+        for name in (each for each in fresh if each in common):
             check_shape(name, shapes[name], fresh[name])
         shapes |= fresh
 
 
-def _check_architectures(vectors: Sequence[TaskVector]) -> None:
-    known: dict[str, str] = {}
-    for vector in vectors:
-        for origin in vector.provenance.origins:
-            for model in (origin.base, origin.tuned):
-                if model is not None and model.architecture:
-                    known.setdefault(model.architecture, vector.expression)
-    if len(known) > 1:
-        (one, first), (other, second) = list(known.items())[:2]
-        raise MismatchError(
-            f"{first} was made from a {one}, {second} from a {other}. Only vectors of one architecture can be combined."
-        )
+def _check_models(vectors: Sequence[TaskVector]) -> None:
+    """Refuse vectors that are known to come from different kinds of models, or from models that read other tokens."""
+    for what, consequence in (
+        ("architecture", "Only vectors of one architecture can be combined."),
+        (
+            "tokenizer",
+            "The same token numbers stand for other text there; only vectors of one tokenizer can be combined.",
+        ),
+    ):
+        known: dict[str, str] = {}
+        for vector in vectors:
+            for origin in vector.provenance.origins:
+                for model in (origin.base, origin.tuned):
+                    if model is not None and (value := vars(model)[what]):
+                        known.setdefault(value, vector.expression)
+        if len(known) > 1:
+            (one, first), (other, second) = list(known.items())[:2]
+            raise MismatchError(
+                f"{first} and {second} come from models of different {what}s ({one}, {other}). {consequence}"
+            )

@@ -77,8 +77,9 @@ class Parameter:
         """A function of the changes, element by element, computed tile by tile when it is read.
 
         Args:
-            function: gets a list of fp32 tiles, one for each of `changes`, unweighted, which it may write to; a list
-                with the statistic of each; and the number of the tile's first row. Gives the merged tile.
+            function: gets a list of tiles (all fp32 or all fp64), one for each of `changes`, unweighted, which it may
+                write to; a list with the statistic of each; and the number of the tile's first row. Gives the merged
+                tile.
             statistics: for each of `changes`, a function from its tiles to what must be known of it as a whole.
         """
         weighted = f"{self.key} {[(change.label, change.weight) for change in self.changes]}"

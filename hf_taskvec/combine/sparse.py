@@ -83,7 +83,8 @@ def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0
         if bound is None:
             return tile.zero_()
         kept = _at_least(tile, bound[0])
-        return kept - hardshrink(kept, bound[1])  # x - x is 0 exactly
+        above = float(np.nextafter(np.float32(bound[1]), np.float32(np.inf)))
+        return kept - _at_least(kept.clone(), above)  # x - x is 0 exactly
 
     found = [bounds(densities[change.index]) for change in parameter.changes]
     return parameter.computed(_weighted_sum(parameter, keep), found)
@@ -181,8 +182,12 @@ def _cut(parameter: Parameter, share: float) -> Statistic:
 
 
 def _at_least(tile: torch.Tensor, cut: float) -> torch.Tensor:
-    """The tile with zeros where the magnitude is below the cut."""
-    return hardshrink(tile, float(np.nextafter(np.float32(cut), np.float32(0)))) if cut > 0.0 else tile
+    """The tile with zeros where the magnitude, in fp32, is below the cut."""
+    if cut <= 0.0:
+        return tile
+    below = float(np.nextafter(np.float32(cut), np.float32(0)))
+    # The same for fp32, in a fraction of the time.
+    return hardshrink(tile, below) if tile.dtype == torch.float32 else tile.mul_(tile.float().abs_() > below)
 
 
 def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torch.Tensor]) -> TileFunction:
