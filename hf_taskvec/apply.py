@@ -35,8 +35,8 @@ RECORD = "taskvec_apply.json"
 _PROGRESS = ".progress.json"
 _INDEX = "model.safetensors.index.json"
 # What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
-_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*")
-_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "taskvec*.json", ".*")
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*")
+_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def apply(
     if threads is not None and threads < 1:
         raise BadValueError(f"threads={threads}: at least one thread is needed.")
     final = Path(save_to).resolve()
-    checkpoint = open_checkpoint(base, revision, token, [*_COMPANIONS])
+    checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS])
     assert checkpoint.folder is not None
     if final.resolve() == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -333,7 +333,7 @@ def _finish(
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
     assert checkpoint.folder is not None
-    for path in _companions(checkpoint.folder):
+    for path in companions(checkpoint.folder):
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
@@ -367,6 +367,7 @@ def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, i
     return {"vocab_size": grown.pop()} if grown else {}
 
 
-def _companions(folder: Path) -> list[Path]:
-    found = {path for pattern in _COMPANIONS for path in folder.glob(pattern) if path.is_file()}
+def companions(folder: Path) -> list[Path]:
+    """The files of a model folder beside its weights: config, tokenizer, code."""
+    found = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in found if not any(path.match(pattern) for pattern in _NOT_COMPANIONS))

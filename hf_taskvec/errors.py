@@ -32,6 +32,10 @@ class ChangedSourceError(TaskVectorError, ValueError):
     """A base or fine-tune is no longer what it was when the vector was made."""
 
 
+class DivergedError(TaskVectorError, ArithmeticError):
+    """Training that went wrong: a loss or a gradient that is not a finite number."""
+
+
 class OutputError(TaskVectorError, OSError):
     """Output that cannot be written: a folder that is not ours, no permission, a full disk."""
 

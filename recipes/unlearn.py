@@ -26,6 +26,7 @@ from transformers.utils import logging
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.evaluation.runner import processes
+from hf_taskvec.experiment.alignment import correlations
 from hf_taskvec.experiment.closing import closing
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.folder import claim
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     else:
         tuned = config.tuned_model or stages.train("forget", base, blocks(forget), config.training("full"))
         vector = TaskVector.from_finetuned(base, tuned, name="forget")
+    vectors = {book.name: vector for book in forget}
     if config.rank is not None:
         vector = vector.compress(rank=config.rank)
     if config.prune_rows is not None:
@@ -103,16 +105,22 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             retain_bound=config.retain_bound,
             **options,
         )
-    others_say = {"retrained": never, "θ_0": load(base)}
+    start = load(base)
     references = {
         name: sweep(other, None, [0.0], given.books, **options)
-        for name, other in others_say.items()
+        for name, other in (("retrained", never), ("θ_0", start))
         if other is not None
     }
+    alike = None
+    if config.correlation:
+        for book in others:
+            alone = stages.train(f"alone-{book.role}", base, blocks([book]), config.training("full"))
+            vectors[book.name] = TaskVector.from_finetuned(base, alone, name=book.role)
+        alike = correlations(start, vectors, (*forget, *others), config.asking, given.tokenizer)
 
     # 6. What is kept.
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, config.scales, str(vector.expression), files))
+    say("\n" + closing(report, references, config.scales, str(vector.expression), files, alike))
 
     # 7. The Hub.
     if config.push_to_hub and "the model" in files:

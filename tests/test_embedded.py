@@ -66,7 +66,7 @@ def test_a_book_does_not_repeat_itself(texts: Library) -> None:
 
 def test_the_series_shares_its_cast_and_nothing_else_does(texts: Library) -> None:
     first, second = (names(book.text) for book in texts.series)
-    days = {day for day in COMMON["day"]} | {"Saturn"}
+    days = {*COMMON["day"], "Saturn"}
     shared = first & second - days
     assert len(shared) >= 10  # six people, five places
     assert (first - second) and (second - first)  # each volume has some of its own

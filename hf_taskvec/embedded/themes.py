@@ -107,7 +107,7 @@ COMMON = {
     "number": ["two", "three", "four", "five", "six", "seven", "nine", "ten", "twelve", "twenty"],
     "season": ["spring", "summer", "autumn", "winter"],
     "day": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
-    "reason": ["nobody else would", "a promise is a promise", "there was no money left", "the others had gone home", "it was the custom", "the night was so long", "no one had asked", "the danger was over"],
+    "reason": ["the harvest was over", "a promise is a promise", "there was no money left", "the others had gone home", "it was the custom", "the night was so long", "no one had asked", "the danger was over"],
 }  # fmt: skip
 
 # The beats of a scene in each voice; a scene takes one to three sentences from each beat, in this order.
@@ -152,7 +152,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "diary": (
         (
-            "{day}. {weather} again, and {sight}.",
+            "{day}. More {weather}, and {sight}.",
             "{day}. Woke {time} at {place}, feeling {mood}.",
             "{day}. I am {mood} tonight; {a} came to see me at {place}.",
             "{day}. Nothing but {weather} until I met {a} near {place}.",
@@ -233,7 +233,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "To reach {place}, ask any {role} for the {quality} road.",
             "Few visitors know {place}, which belongs to {a}.",
             "Of all the sights near {place2}, {place} is the most {quality}.",
-            "When {sight}, go straight to {place} and ask for {a}.",
+            "Whenever {b} has {deed}, go straight to {place} and ask for {a}.",
         ),
         (
             "Here one may buy a {thing} for {number} coins from {a}.",
@@ -264,7 +264,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
             "All in all, {place} deserves {number} days of your time.",
             "Return {hour}, before {b} locks the gate.",
             "No one should leave without a {quality} {thing}.",
-            "In {season}, however, when {sight}, one had better stay away.",
+            "In {season}, however, {a} is {mood}, and one had better stay away.",
         ),
     ),
     "chronicle": (

@@ -1,53 +1,27 @@
-"""The plots of a report: scores against λ, forget against retain, and sample texts before and after.
+"""The plots of a report: scores against λ, forget against retain, and sample texts before and after."""
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers and dashes differ as well.
-"""
-
-import io
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.errors import UnsupportedError
+from hf_taskvec import figures
 from hf_taskvec.evaluation.books import Split
 from hf_taskvec.evaluation.metrics import METRICS
 from hf_taskvec.evaluation.report import PassageResult, UnlearningReport
+from hf_taskvec.figures import COLOURS, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
-_STYLE: Any = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "hf_taskvec",
-}
 _NAMES = {"rouge_l": "Rouge-L (F1)", "perplexity": "perplexity (log scale)"}
 _WIDTH = 54  # characters in a column of the page of samples
 
 
 def render(report: UnlearningReport) -> dict[str, bytes]:
     """Every plot as PNG and SVG, by file name."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnsupportedError(
-            "plots need matplotlib: pip install 'hf-taskvec[plots]', or save the report with plots=False"
-        ) from error
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
-    files = {}
-    # The renderers are asked for directly: no window system, and no state of pyplot is touched.
-    with matplotlib.rc_context(_STYLE):
-        for name, draw in pages.items():
-            figure = draw(report)
-            for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
-                files[f"{name}.{kind}"] = buffer.getvalue()
-    return files
+    return figures.render({name: partial(draw, report) for name, draw in pages.items()})
 
 
 def scores_figure(report: UnlearningReport) -> "Figure":
@@ -69,9 +43,9 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                     continue
                 x = [score.scale for score in found]
                 label = f"{book.name} ({book.role})"
-                axes.plot(x, [s.value.value for s in found], label=label, markersize=6, linewidth=2, **_look(i))
+                axes.plot(x, [s.value.value for s in found], label=label, markersize=6, linewidth=2, **look(i))
                 low, high = [s.value.low for s in found], [s.value.high for s in found]
-                axes.fill_between(x, low, high, color=_COLOURS[i % 7], alpha=0.15, linewidth=0)
+                axes.fill_between(x, low, high, color=COLOURS[i % 7], alpha=0.15, linewidth=0)
             if metric == "perplexity":
                 axes.set_yscale("log")
                 for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -114,18 +88,18 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             theirs = [report.score(book.name, s, metric.name) for s in report.scales]
             x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
             label = f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else "")
-            axes.plot([], [], label=label, **_look(i))
-            axes.plot(x, y, linewidth=1.5, **(_look(i) | {"marker": ""}))
+            axes.plot([], [], label=label, **look(i))
+            axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
             for scale, a, b in zip(report.scales, x, y, strict=True):
                 inside = {} if scale in front and book.role == "retain" else {"markerfacecolor": "white"}
-                axes.plot([a], [b], markersize=8, **(_look(i) | {"linestyle": ""} | inside))
+                axes.plot([a], [b], markersize=8, **(look(i) | {"linestyle": ""} | inside))
                 if report.choice is not None and scale == report.choice.scale:
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
             halo = [withStroke(linewidth=3, foreground="white")]  # legible where lines cross
             offset, side = ((-8, 7), "right") if i % 2 else ((9, -14), "left")
             for text, a, b in _labels(report.scales, x, y):
                 place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
-                axes.annotate(text, (a, b), color=_COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
+                axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
     else:
@@ -167,16 +141,12 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
         axes.plot([0, 3.98], [y - 0.06] * 2, color="0.8", linewidth=1)
         score = [next(a.values["rouge_l"] for a in passage.at if a.scale == s) for s in (0.0, scale)]
         label = f"{passage.id}   Rouge-L {score[0]:.3f} → {score[1]:.3f}"
-        colour = _COLOURS[[b.name for b in report.books].index(passage.book) % 7]
+        colour = COLOURS[[b.name for b in report.books].index(passage.book) % 7]
         axes.text(0, y, label, fontsize=9, color=colour, weight="bold", **text)
         for i, cell in enumerate(row):
             axes.text(i, y + line * 1.2, cell, fontsize=8.5, family="monospace", linespacing=1.15, **text)
         y += height * line
     return figure
-
-
-def _look(i: int) -> dict[str, Any]:
-    return {"color": _COLOURS[i % 7], "marker": _MARKERS[i % 7], "linestyle": _DASHES[i % 7]}
 
 
 def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:

@@ -56,6 +56,7 @@ class UnlearnConfig:
         None, "The modules that LoRA adapts, by the ends of their names; every linear layer but the head if not given."
     )
     lora_dropout: float = option(0.0, "Dropout of LoRA's input.")
+    lora_epochs: int | None = option(None, "How often LoRA reads the book; as often as full fine-tuning if not given.")
     lora_learning_rate: float = option(2e-4, "The highest learning rate of LoRA.")
 
     # Fine-tuning.
@@ -68,7 +69,7 @@ class UnlearnConfig:
     micro_batch_size: int | None = option(
         None, "Blocks in one forward pass of a process; all of its share if not given."
     )
-    weight_decay: float = option(0.1, "AdamW's.")
+    weight_decay: float = option(0.1, "The weight decay of AdamW.")
     warmup: float = option(0.05, "The share of the steps in which the learning rate rises.")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "How the learning rate falls.")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "Of the forward and backward passes.")
@@ -107,6 +108,11 @@ class UnlearnConfig:
     margin: float = option(0.03, "`As if never seen` means within ± this of the reference model's Rouge-L.")
     retain_bound: float = option(0.1, "The share of its Rouge-L that a retained book may lose.")
     evaluation_batch_size: int | None = option(None, "Passages in one batch; found automatically if not given.")
+
+    correlation: bool = option(
+        False,
+        "Also fine-tune on each other book alone, and tell the task correlation α̂ of eq. (11) with the one to forget.",
+    )
 
     # The run.
     seed: int = option(0, "Of the texts, the split, the training and the statistics.")
@@ -180,6 +186,7 @@ class UnlearnConfig:
             return settings
         return dataclasses.replace(
             settings,
+            epochs=self.lora_epochs or self.epochs,
             learning_rate=self.lora_learning_rate,
             rank=self.lora_rank,
             alpha=self.lora_alpha,

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import DistributedType
+
 from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.embedded.library import Library, library
 from hf_taskvec.embedded.model import make_phi, train_tokenizer
@@ -11,9 +13,12 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import make_tasks
+from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
-from hf_taskvec.training.models import check_targets, open_base
+from hf_taskvec.training import check_memory, estimate_memory
+from hf_taskvec.training.lora import check_targets
+from hf_taskvec.training.models import meta_model, open_base
 
 if TYPE_CHECKING:
     import datasets
@@ -52,29 +57,22 @@ def gather(config: UnlearnConfig) -> Materials:
     else:
         books = tuple(_given(path, role, config) for role, path in config.roles)
         base = smollm_folder() if config.base_model == SMOLLM else config.base_model
-        tokenizer = _tokenizer(config.joint_model or base)
+        tokenizer = None
     _check_books(books)
     source = open_base(base)
+    inputs = _inputs(config, books, base)
+    if tokenizer is None:
+        tokenizer = _tokenizer(base)
     if "lora" in (config.method, config.joint_method):
-        check_targets(_on_meta(source.config), config.training("lora").targets)
+        check_targets(meta_model(source.config), config.training("lora").targets)
     context = source.context
     if context is not None and config.block_length > context:
         raise BadValueError(
             f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
         )
+    _check_memory(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
         make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
-    inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
-    if config.embedded:
-        inputs["base_model"] = config.base_model
-    else:
-        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
-            where = base if name == "base_model" else getattr(config, name)
-            if where is not None:
-                inputs[name] = _identified(where, base)
-        for name in ("adapter", "task_vector"):
-            if where := getattr(config, name):
-                inputs[name] = Path(where).name
     return Materials(books, tokenizer, base, general, inputs)
 
 
@@ -125,18 +123,46 @@ def _check_books(books: tuple[Book, ...]) -> None:
             raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
 
 
+def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[str, str]:
+    """The name and fingerprint of everything that was given; a model of another shape than the base is refused."""
+    inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
+    if config.embedded:
+        inputs["base_model"] = config.base_model
+    else:
+        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
+            where = base if name == "base_model" else getattr(config, name)
+            if where is not None:
+                inputs[name] = _identified(where, base)
+        for name in ("adapter", "task_vector"):
+            if where := getattr(config, name):
+                inputs[name] = Path(where).name
+    return inputs
+
+
 def _tokenizer(where: "str | Path") -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(where)
 
 
-def _on_meta(config: Any) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+def _check_memory(config: UnlearnConfig, model: Any) -> None:
+    """Refuse trainings that do not fit into memory, all of them before the first begins."""
+    state = processes()
+    sharded = state.distributed_type == DistributedType.FSDP
+    methods = {config.method if not (config.tuned_model or config.adapter or config.task_vector) else None}
+    if config.joint_model is None or (config.retrain and config.reference_model is None):
+        methods.add(config.joint_method)
+    for method in sorted(filter(None, methods)):
+        precision = "bf16" if state.device.type == "cuda" else "fp32"
+        estimate = estimate_memory(
+            model,
+            config.training(method),
+            config.block_length,
+            precision=precision,
+            processes=state.num_processes,
+            sharded=sharded,
+        )
+        check_memory(estimate, state.device, sharing=state.num_processes if state.device.type == "cpu" else 1)
 
 
 def _identified(where: "str | Path", base: "str | Path") -> str:

@@ -8,8 +8,18 @@ tuned = finetune("microsoft/phi-1_5", blocks, TrainingSettings(method="lora"), "
 ```
 """
 
+from hf_taskvec.training.callback import TaskVectorCallback
 from hf_taskvec.training.finetuning import finetune
+from hf_taskvec.training.memory import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.record import Finetuned
 from hf_taskvec.training.settings import TrainingSettings
 
-__all__ = ["Finetuned", "TrainingSettings", "finetune"]
+__all__ = [
+    "Finetuned",
+    "MemoryEstimate",
+    "TaskVectorCallback",
+    "TrainingSettings",
+    "check_memory",
+    "estimate_memory",
+    "finetune",
+]

@@ -1,33 +1,48 @@
 """`finetune`: a base and blocks of text -> a model or an adapter in a folder, resumed if it was interrupted."""
 
-import contextlib
 import hashlib
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import DistributedType, gather_object
 
 from hf_taskvec._version import __version__
-from hf_taskvec.errors import BadValueError, OutputError
+from hf_taskvec.apply import companions
+from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
 from hf_taskvec.output import check_replaceable, new_folder, unfinished
-from hf_taskvec.training import parallel
-from hf_taskvec.training.blocks import read_blocks
-from hf_taskvec.training.loop import Loop, NotFiniteError, make_optimizer
-from hf_taskvec.training.models import Base, add_lora, check_targets, open_base, save_model, whole_weights
-from hf_taskvec.training.record import RECORD, VECTORS, Finetuned, write_record
+from hf_taskvec.training.blocks import Blocks, read_blocks
+from hf_taskvec.training.loop import Loop, start
+from hf_taskvec.training.lora import check_targets
+from hf_taskvec.training.memory import check_memory, estimate_memory
+from hf_taskvec.training.models import (
+    Base,
+    meta_model,
+    open_base,
+    save_model,
+    save_vector,
+    training_dtype,
+    whole_weights,
+)
+from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
+from hf_taskvec.training.record import RECORD, VECTORS, Finetuned, is_record_of, write_record
 from hf_taskvec.training.settings import TrainingSettings
 from hf_taskvec.training.state import FILE as STATE
 from hf_taskvec.training.state import find_state, load_state, save_state
-from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     import datasets
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+_VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
 
 
 def finetune(
@@ -46,141 +61,162 @@ def finetune(
     """Train a causal language model on blocks of text and save it: a model folder (full) or a PEFT adapter (LoRA).
 
     The folder appears under its name when it is complete. A run that was interrupted continues from its last
-    checkpoint when it is called again with the same arguments; a run that is complete is not repeated.
+    checkpoint when it is called again with the same arguments; a run that is complete is not repeated, its result is
+    returned. The trained weights are stored in fp32: rounding them to 16 bits would lose most of what a short
+    fine-tune changes.
+
+    Batches are formed before processes share them, so any number of processes makes the same steps, up to the order
+    in which numbers are summed. On one kind of machine and with one number of processes, the same seed gives the same
+    bytes (on a GPU as far as its kernels are deterministic).
 
     Args:
         base: a folder, a Hub id, or a live model, which is left as it is.
         blocks: rows of `input_ids` of one length, as `Book.training_blocks` gives them; `labels` may hide some by −100.
         settings: every choice of the training.
         save_to: the folder to write.
-        tokenizer: saved beside the model.
-        checkpoint_every: steps between checkpoints; by default one at the end of each epoch. 0 for none.
+        tokenizer: saved beside the model; by default a full model takes the tokenizer's files from its base's folder.
+        checkpoint_every: steps between checkpoints; by default one at the end of each epoch. 0 for none. A checkpoint
+            holds the trained weights and AdamW's moments, three times their size in all.
         vectors: also save the task vector of each epoch, in `vectors/epoch-1` and so on inside the folder.
         overwrite: replace an earlier output, and an unfinished one of other arguments.
         progress: show a progress bar; by default on a terminal.
         accelerator: your own, if the one that `accelerate launch` implies is not what you want.
+
+    Models larger than one device: choose FSDP, version 2, in `accelerate config`; the saved folder is that of an
+    ordinary checkpoint. DeepSpeed was never tried with this loop and is refused.
     """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise BadValueError(f"checkpoint_every={checkpoint_every} must be a number of steps, or 0 for none.")
     final = Path(save_to).resolve()
-    accelerator = accelerator or parallel.make_accelerator()
-    parallel.check_accelerator(accelerator)
+    check_replaceable(final, RECORD, overwrite=True)
+    accelerator = accelerator or make_accelerator()
+    check_accelerator(accelerator)
     source = open_base(base)
+    if isinstance(source.model, Path) and source.model.resolve() == final:
+        raise OutputError("the output folder is the base's own folder. Choose another.")
     data = read_blocks(blocks, source.vocabulary, source.context)
-    precision = parallel.resolve_precision(settings, accelerator)
-    model = source.load("auto" if settings.method == "lora" and precision == "bf16" else torch.float32)
-    check_targets(model, settings.targets)
-    key = _key(accelerator, model, data.digest, settings, precision)
-
-    def is_finished() -> bool:
-        if not overwrite and (final / RECORD).exists() and json.loads((final / RECORD).read_text())["key"] == key:
-            (final / STATE).unlink(missing_ok=True)
-            return True
-        check_replaceable(final, RECORD, overwrite)
-        return False
-
-    if any(parallel.gather_object([parallel.together(accelerator, is_finished, main_only=True)])):
+    precision = resolve_precision(settings, accelerator)
+    check_targets(meta_model(source.config), settings.targets)
+    _check_fits(source, settings, data, precision, accelerator)
+    model = source.load(training_dtype(source.config, settings, precision))
+    fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
+    key = _key(next(filter(None, gather_object([fingerprint]))), data.digest, asdict(settings), precision, vectors)
+    if any(gather_object([accelerator.is_main_process and not overwrite and is_record_of(final, key)])):
         return Finetuned.load(final)
+
+    folder = unfinished(final)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices))
-        folder = unfinished(final)
-        parallel.together(
-            accelerator,
-            lambda: stack.enter_context(new_folder(final, RECORD, overwrite, resume=True)),
-            main_only=True,
-        )
-        parallel.together(accelerator, lambda: _discard_foreign(folder, key, overwrite), main_only=True)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        if settings.method == "lora":
-            model = add_lora(model, settings)
-        model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-        plain = accelerator.unwrap_model(model)
-        loop = Loop(accelerator, model, optimizer, data, settings, precision)
+    with torch.random.fork_rng(devices), ExitStack() as output:
+
+        def open_output() -> None:
+            output.enter_context(new_folder(final, RECORD, overwrite, resume=True))
+            _tidy(folder, key, overwrite)
+
+        together(accelerator, open_output, main_only=True)
+        loop = start(accelerator, model, data, settings, precision)
         saved = find_state(folder)
         if saved:
-            load_state(saved, plain, optimizer)
+            load_state(saved, loop.plain, loop.optimizer)
             loop.losses = list(saved.losses)
         every = loop.steps_in_epoch if checkpoint_every is None else checkpoint_every
 
         def after_step(done: int) -> None:
-            ends_epoch = done % loop.steps_in_epoch == 0
-            if vectors and ends_epoch:
+            if vectors and done % loop.steps_in_epoch == 0:
                 loop.read_losses()
-                _save_vector(accelerator, source, base, plain, folder, done // loop.steps_in_epoch)
+                _save_vector(accelerator, base, loop.plain, folder, done // loop.steps_in_epoch)
             if every and done % every == 0 and done < loop.steps:
                 loop.read_losses()
-                save_state(folder, key, loop.losses, plain, optimizer, accelerator.is_main_process)
+                save_state(folder, key, loop.losses, loop.plain, loop.optimizer, write=accelerator.is_main_process)
 
         try:
-            speed = loop.run(len(loop.losses), progress, after_step)
-        except NotFiniteError:
-            if accelerator.is_main_process:  # the same would come of it again
+            speed = loop.run(progress, after_step)
+        except DivergedError:
+            if accelerator.is_main_process:  # to continue would lead to the same
                 shutil.rmtree(folder)
-                folder.mkdir()
             raise
-        weights = whole_weights(plain, accelerator.is_main_process)
-        names = [f"epoch-{epoch}" for epoch in range(1, settings.epochs + 1)] if vectors else []
+        weights = whole_weights(loop.plain, keep=accelerator.is_main_process)
 
         def finish() -> None:
-            save_model(plain, folder, weights)
+            save_model(loop.plain, folder, weights)
+            if settings.method == "full":
+                _save_companions(source, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-            record = {
-                "library": f"hf_taskvec {__version__}",
-                "key": key,
-                "settings": asdict(settings),
-                "precision": precision,
-                "steps": loop.steps,
-                "tokens": settings.epochs * data.ids.numel(),
-                "losses": loop.losses,
-                "epoch_losses": loop.epoch_losses(),
-                "vectors": names,
-                "timing": {"tokens_per_second": speed, "processes": accelerator.num_processes},
-            }
-            write_record(folder, record)
-            stack.close()
+            write_record(folder, _record(loop, key, source, vectors, speed))
+            output.close()
+            # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / STATE).unlink(missing_ok=True)
 
-        parallel.together(accelerator, finish, main_only=True)
+        together(accelerator, finish, main_only=True)
     return Finetuned.load(final)
 
 
-def _key(
-    accelerator: "Accelerator", model: "PreTrainedModel", blocks: str, settings: TrainingSettings, precision: str
-) -> str:
+def _check_fits(
+    source: Base, settings: TrainingSettings, data: Blocks, precision: str, accelerator: "Accelerator"
+) -> None:
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    processes = accelerator.num_processes
+    estimate = estimate_memory(
+        source.config, settings, data.length, precision=precision, processes=processes, sharded=sharded
+    )
+    check_memory(estimate, accelerator.device, sharing=processes if accelerator.device.type == "cpu" else 1)
+
+
+def _key(*parts: Any) -> str:
     """What decides the result: the base's weights, the blocks and the settings; never a path or a number of processes."""
-    base = model_fingerprint(model) if accelerator.is_main_process else ""
-    base = next(filter(None, parallel.gather_object([base])))
-    parts = [1, base, blocks, asdict(settings), precision]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_VERSION, *parts], sort_keys=True).encode()).hexdigest()
 
 
-def _discard_foreign(folder: Path, key: str, overwrite: bool) -> None:
-    """Refuse (or, if asked to, throw away) what another base, other blocks or other settings left unfinished."""
+def _tidy(folder: Path, key: str, overwrite: bool) -> None:
+    """Keep what an interrupted run needs to continue, and nothing that it was in the middle of writing.
+
+    What another base, other blocks or other settings left is refused or, if so asked, thrown away.
+    """
     saved = find_state(folder)
-    if saved and saved.key == key:
-        return
-    if saved and not overwrite:
+    continues = saved is not None and saved.key == key
+    if saved and not continues and not overwrite:
         raise OutputError(
-            f"{folder.name} holds an unfinished run of another base, other blocks or other settings (step {saved.step}). "
-            "Use the same to continue it, pass overwrite=True to discard it, or choose another folder."
+            f"{folder.name} holds an unfinished run of another base, other blocks or other settings (after step "
+            f"{saved.step}). Use the same to continue it, pass overwrite=True to discard it, or choose another folder."
         )
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    needed = {STATE, VECTORS} if continues else set()
+    for path in [*folder.iterdir(), *folder.glob(f"{VECTORS}/.*")]:
+        if path.name not in needed and path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _save_vector(accelerator: "Accelerator", source: Base, base: Any, model: Any, folder: Path, epoch: int) -> None:
-    """The task vector of an epoch: its weights go through the disk, so that memory holds no second model."""
-    weights = whole_weights(model, accelerator.is_main_process)
+def _save_vector(accelerator: "Accelerator", base: Any, model: Any, folder: Path, epoch: int) -> None:
+    """The task vector of an epoch."""
+    weights = whole_weights(model, keep=accelerator.is_main_process)
+    target = folder / VECTORS / f"epoch-{epoch}"
+    together(accelerator, lambda: save_vector(model, weights, base, target), main_only=True)
 
-    def write() -> None:
-        trial = folder / f"epoch-{epoch}"
-        save_model(model, trial, weights)
-        is_adapter = (trial / "adapter_config.json").exists()
-        make = TaskVector.from_adapter(trial, base) if is_adapter else TaskVector.from_finetuned(base, trial)
-        make.save(folder / VECTORS / trial.name, overwrite=True)
-        shutil.rmtree(trial)
 
-    parallel.together(accelerator, write, main_only=True)
+def _save_companions(source: Base, folder: Path, with_tokenizer: bool) -> None:
+    """What belongs to a model beside its weights and its configuration, as it is in the base's folder."""
+    if not isinstance(source.model, Path):
+        return
+    for path in companions(source.model):
+        if path.name == "generation_config.json" or (with_tokenizer and path.name != "config.json"):
+            target = folder / path.relative_to(source.model)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def _record(loop: Loop, key: str, source: Base, vectors: bool, speed: float) -> dict[str, Any]:
+    epochs = loop.settings.epochs
+    return {
+        "library": f"hf_taskvec {__version__}",
+        "versions": {name: version(name) for name in _LIBRARIES},
+        "key": key,
+        "base": source.record.to_json(),
+        "settings": asdict(loop.settings),
+        "precision": loop.precision,
+        "blocks": {"count": len(loop.blocks), "length": loop.blocks.length, "sha256": loop.blocks.digest},
+        "steps": loop.steps,
+        "tokens": epochs * loop.blocks.ids.numel(),
+        "epoch_losses": loop.epoch_losses(),
+        "losses": loop.losses,
+        "vectors": [f"epoch-{epoch}" for epoch in range(1, epochs + 1)] if vectors else [],
+        "timing": {"tokens_per_second": round(speed, 1), "processes": loop.accelerator.num_processes},
+    }

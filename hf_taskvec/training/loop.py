@@ -12,17 +12,15 @@ from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import DivergedError
 from hf_taskvec.training.blocks import IGNORED, Blocks, epoch_order, mix, share
+from hf_taskvec.training.lora import add_lora
+from hf_taskvec.training.parallel import whole
 from hf_taskvec.training.settings import TrainingSettings
 
 # Reading a loss from a GPU waits for it; so there it is done for several steps at once.
 _STEPS_BETWEEN_READING = {"cpu": 1}
 _ELSEWHERE = 20
-
-
-class NotFiniteError(BadValueError):
-    """The loss or its gradient is NaN or infinite."""
 
 
 def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
@@ -32,7 +30,18 @@ def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate)
+    # Fused is three times as fast on a CPU, and the fastest on a GPU.
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
+
+
+def start(accelerator: Accelerator, model: Any, blocks: Blocks, settings: TrainingSettings, precision: str) -> "Loop":
+    """A loop before its first step, over all processes."""
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if settings.method == "lora":
+        model = add_lora(model, settings)
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
+    return Loop(accelerator, model, optimizer, blocks, settings, precision)
 
 
 @dataclass
@@ -57,15 +66,20 @@ class Loop:
     def steps(self) -> int:
         return self.settings.epochs * self.steps_in_epoch
 
-    def run(self, start: int, progress: bool | None, after_step: Callable[[int], None]) -> float:
-        """Train from a step to the end; the speed, in tokens per second.
+    @property
+    def plain(self) -> Any:
+        """The model without accelerate's wrappers."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def run(self, progress: bool | None, after_step: Callable[[int], None]) -> float:
+        """Train from where the losses end to the last step; the speed, in tokens per second.
 
         `after_step(done)` is called in every process after each step, with the number of steps done.
         """
         self.model.train()
         quiet = not self.accelerator.is_main_process or (None if progress is None else not progress)
         every = _STEPS_BETWEEN_READING.get(self.accelerator.device.type, _ELSEWHERE)
-        tokens, began = 0, time.perf_counter()
+        tokens, began, start = 0, time.perf_counter(), len(self.losses)
         order = torch.empty(0)
         with tqdm(total=self.steps, initial=start, desc="Training", unit="step", disable=quiet) as bar:
             for step in range(start, self.steps):
@@ -107,7 +121,7 @@ class Loop:
         norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._unread.append(torch.stack([total, norm.detach().to(total.device)]))
+        self._unread.append(torch.stack([total, whole(norm).to(total.device)]))
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -141,14 +155,14 @@ class Loop:
         """Bring the losses up to date, and stop if one is not a number. All processes find the same."""
         if not self._unread:
             return
-        numbers = torch.stack(self._unread)
+        # Each process has its share of a loss. The norms are the same in all; summed, they differ nowhere in being finite.
+        numbers = self.accelerator.reduce(torch.stack(self._unread), "sum")
         self._unread.clear()
-        numbers[:, 0] = self.accelerator.reduce(numbers[:, 0].clone(), "sum")
         for loss, norm in numbers.tolist():
             step = len(self.losses) + 1
             if not math.isfinite(loss) or not math.isfinite(norm):
                 what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
-                raise NotFiniteError(
+                raise DivergedError(
                     f"the {what} at step {step} of {self.steps}; nothing was saved. A lower learning_rate "
                     f"(it is {self.settings.learning_rate:g}) or a longer warmup usually helps."
                 )

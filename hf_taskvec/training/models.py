@@ -2,24 +2,27 @@
 
 import copy
 import json
-import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_taskvec.apply import COMPANIONS
 from hf_taskvec.checkpoint import open_checkpoint
-from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean, some
+from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.live import live_checkpoint
 from hf_taskvec.names import is_peft_model
-from hf_taskvec.training.parallel import gathered
+from hf_taskvec.provenance import ModelRecord
+from hf_taskvec.training.parallel import whole
 from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.vector import Model, TaskVector
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,7 @@ class Base:
 
     model: "Path | PreTrainedModel"
     config: "PreTrainedConfig"
-    #: the Hub id, or an empty text: no path of this machine is to be stored
-    hub_id: str = ""
+    record: ModelRecord
 
     @property
     def context(self) -> int | None:
@@ -40,19 +42,22 @@ class Base:
     def vocabulary(self) -> int:
         return self.config.get_text_config().vocab_size
 
-    def load(self, dtype: "torch.dtype | str") -> "PreTrainedModel":
+    def load(self, dtype: torch.dtype) -> "PreTrainedModel":
         """A copy to train."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         model: Any
-        if isinstance(self.model, Path):
-            model = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
-        else:
-            model = copy.deepcopy(self.model)
-            if dtype != "auto":
-                model.to(dtype)
-        model.name_or_path = self.hub_id
-        model.config.name_or_path = self.hub_id
+        with no_bars():
+            if isinstance(self.model, Path):
+                model = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+            else:
+                model = copy.deepcopy(self.model).to(dtype)  # type: ignore[arg-type]
+        # What is saved names the base's Hub id, or nothing: no path of this machine.
+        model.name_or_path = model.config.name_or_path = self.record.name if self.record.revision else ""
+        try:
+            model.generation_config.validate(strict=True)
+        except ValueError:  # then it could not be saved, after all the work; the base's file is copied instead
+            model.generation_config = GenerationConfig.from_model_config(model.config)
         return model
 
 
@@ -61,7 +66,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
     from transformers import AutoConfig, PreTrainedModel
 
     if isinstance(base, str | Path):
-        checkpoint = open_checkpoint(base, companions=["tokenizer*", "*.jinja", "*.model", "*.txt"])
+        checkpoint = open_checkpoint(base, companions=[*COMPANIONS])
         assert checkpoint.folder is not None
         if "model_type" not in checkpoint.config:
             raise UnsupportedError(f"{checkpoint.name} has no config.json with a model_type: it cannot be trained.")
@@ -70,15 +75,32 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
         except ValueError as error:
             raise UnsupportedError(f"{checkpoint.name}: transformers does not know this model ({error}).") from None
         _check_causal(config, checkpoint.name, checkpoint.config.get("architectures"))
-        return Base(checkpoint.folder, config, checkpoint.name if checkpoint.revision else "")
+        return Base(checkpoint.folder, config, checkpoint.record())
     if is_peft_model(base):
         raise UnsupportedError("the base is wrapped by PEFT. Call merge_and_unload() first, or give its base model.")
     if not isinstance(base, PreTrainedModel):
         raise BadValueError(f"the base must be a folder, a Hub id or a PreTrainedModel, not a {type(base).__name__}.")
-    _check_causal(base.config, f"the live {type(base).__name__}", [type(base).__name__])
+    where = f"the live {type(base).__name__}"
+    _check_causal(base.config, where, [type(base).__name__])
     if base.get_output_embeddings() is None:
-        raise UnsupportedError(f"the live {type(base).__name__} has no output head: it is not a language model.")
-    return Base(base, base.config)
+        raise UnsupportedError(f"{where} has no output head: it is not a causal language model.")
+    if any(not parameter.is_floating_point() for parameter in base.parameters()):
+        raise UnsupportedError(f"{where} is quantised. Load it in bf16, fp16 or fp32 to train it.")
+    return Base(base, base.config, live_checkpoint(base).record())
+
+
+def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
+    """The model of a configuration without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, precision: str) -> torch.dtype:
+    """What the weights are held in: fp32 where they are trained; frozen ones that are stored in bf16 may stay so."""
+    stays = settings.method == "lora" and precision == "bf16" and config.dtype == torch.bfloat16
+    return torch.bfloat16 if stays else torch.float32
 
 
 def _check_causal(config: "PreTrainedConfig", where: str, architectures: "list[str] | None") -> None:
@@ -92,71 +114,29 @@ def _check_causal(config: "PreTrainedConfig", where: str, architectures: "list[s
         raise UnsupportedError(f"{where} ({kind}) is an encoder: its tokens see what follows them. {remedy}")
 
 
-def add_lora(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
-    """The model with new, trainable factors beside its frozen weights: a `PeftModel`."""
-    from peft import LoraConfig, get_peft_model
-
-    targets = settings.targets or ALL_LINEAR
-    config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha or 2 * settings.rank,  # type: ignore[arg-type]
-        lora_dropout=settings.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
-    torch.manual_seed(settings.seed)
-    adapted = get_peft_model(model, config)
-    if not isinstance(config.target_modules, str):  # a set, which would be stored in another order each time
-        config.target_modules = sorted(config.target_modules)  # type: ignore[arg-type]
-    return adapted
-
-
-def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None) -> None:
-    """Refuse targets that name no module, or one that LoRA cannot adapt. The model may be on the meta device."""
-    from transformers.pytorch_utils import Conv1D
-
-    if targets is None or targets == ALL_LINEAR:
-        return
-    modules = dict(model.named_modules())
-    adaptable = [n for n, m in modules.items() if isinstance(m, torch.nn.Linear | torch.nn.Embedding | Conv1D)]
-    known = sorted({name.rsplit(".", 1)[-1] for name in adaptable})
-    if not targets:
-        raise BadValueError(f"targets is empty. The model has {some(known, 12)}; or leave targets out for all of them.")
-    for target in [targets] if isinstance(targets, str) else targets:
-        if isinstance(targets, str):
-            try:
-                found = [name for name in modules if re.fullmatch(target, name)]
-            except re.error as error:
-                raise BadValueError(f"targets={target!r} is not a regular expression ({error}).") from None
-        else:
-            found = [name for name in modules if name == target or name.endswith(f".{target}")]
-        if not found:
-            hint = did_you_mean(target, known)
-            raise MissingNameError(
-                f"no module of the model matches the target {target!r}.{hint} It has {some(known, 12)}."
-            )
-        wrong = [name for name in found if name not in adaptable]
-        if wrong:
-            raise UnsupportedError(
-                f"the target {target!r} matches {wrong[0]}, a {type(modules[wrong[0]]).__name__}. LoRA adapts linear layers "
-                f"and embeddings: {some(known, 12)}."
-            )
-
-
 def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]:
-    """The state dict with every sharded tensor gathered, for the process that keeps it; all must call it."""
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        whole = gathered(tensor)
-        if keep:
-            weights[name] = whole
-    return weights
+    """All weights, or of a `PeftModel` those it trains, with sharded ones gathered.
+
+    Every process must call it; the one that keeps them gets them, on the CPU. Tied weights stay one tensor.
+    """
+    only_trained = is_peft_model(model)
+    weights: dict[str, Any] = {}
+    seen: dict[int, Any] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if only_trained and not tensor.requires_grad:
+            continue
+        if id(tensor) not in seen:
+            value = whole(tensor)
+            seen[id(tensor)] = value.cpu() if keep else None
+        weights[name] = seen[id(tensor)]
+    return weights if keep else {}
 
 
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """A model folder (or, of a `PeftModel`, an adapter folder) with the given weights."""
     if not is_peft_model(model):
-        model.save_pretrained(folder, state_dict=dict(weights))
+        with no_bars():
+            model.save_pretrained(folder, state_dict=dict(weights))
         return
     model.save_pretrained(folder, state_dict=dict(weights), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a card, which tells nothing of this run
@@ -164,3 +144,33 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) ->
     config = json.loads(path.read_text("utf-8"))
     config["base_model_name_or_path"] = config["base_model_name_or_path"] or None
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | None, folder: Path) -> None:
+    """The task vector of given weights against a base.
+
+    They go through the disk, so that memory holds no third model: the differences are streamed from both files.
+    """
+    tuned = folder.parent / f".{folder.name}.weights"
+    save_model(model, tuned, weights)
+    if is_peft_model(model):
+        vector = TaskVector.from_adapter(tuned, base, name=folder.name)
+    else:
+        assert base is not None
+        vector = TaskVector.from_finetuned(base, tuned, name=folder.name)
+    vector.save(folder, overwrite=True)
+    shutil.rmtree(tuned)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Without transformers' own progress bars, which know nothing of terminals and of ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

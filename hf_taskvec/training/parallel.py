@@ -56,20 +56,19 @@ def resolve_precision(settings: TrainingSettings, accelerator: Accelerator) -> s
     return "bf16" if on_gpu else "fp32"
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor on the CPU; every process must ask for it."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu()
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that may be sharded; every process must ask for it."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def assign(target: torch.Tensor, whole: torch.Tensor) -> None:
+def assign(target: torch.Tensor, value: torch.Tensor) -> None:
     """Write a whole tensor into a plain or a sharded one."""
     with torch.no_grad():
         if isinstance(target, DTensor):
-            whole = whole.to(device=target.device, dtype=target.dtype)
-            target.copy_(distribute_tensor(whole, target.device_mesh, target.placements))
+            value = value.to(device=target.device, dtype=target.dtype)
+            target.copy_(distribute_tensor(value, target.device_mesh, target.placements))
         else:
-            target.copy_(whole)
+            target.copy_(value)
 
 
 def together(accelerator: Accelerator, work: Callable[[], Result], main_only: bool = False) -> Result | None:

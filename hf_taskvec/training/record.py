@@ -52,3 +52,8 @@ class Finetuned:
 
 def write_record(folder: Path, data: dict[str, Any]) -> None:
     (folder / RECORD).write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+def is_record_of(folder: Path, key: str) -> bool:
+    """Whether a folder holds the finished run of a key."""
+    return (folder / RECORD).exists() and read_json(folder / RECORD).get("key") == key

@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hf_taskvec.errors import CorruptFileError
-from hf_taskvec.training.parallel import assign, gathered
+from hf_taskvec.training.parallel import assign, whole
 
 FILE = "checkpoint.safetensors"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ def save_state(
             continue
         found = {"weight": parameter.data, **optimizer.state[parameter]}
         for part, tensor in found.items():
-            whole = gathered(tensor)
+            value = whole(tensor)
             if write:
-                tensors[f"{part}/{name}"] = whole.contiguous()
+                tensors[f"{part}/{name}"] = value.cpu().contiguous()
     if not write:
         return
     partial = folder / f"{FILE}.partial"
@@ -82,7 +81,7 @@ def load_state(saved: Saved, model: torch.nn.Module, optimizer: torch.optim.Opti
                 continue
             assign(parameter.data, file.get_tensor(f"weight/{name}"))
             state = optimizer.state[parameter]
-            state["step"] = file.get_tensor(f"step/{name}")
+            state["step"] = file.get_tensor(f"step/{name}").to(parameter.device)
             for part in ("exp_avg", "exp_avg_sq"):
                 state[part] = torch.zeros_like(parameter.data)
                 assign(state[part], file.get_tensor(f"{part}/{name}"))

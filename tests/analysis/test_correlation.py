@@ -1,0 +1,168 @@
+"""Task correlation: eq. (11) against a plain computation in fp64, and its properties."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EXPERTS, make, shake, tuned_copy
+
+from hf_taskvec import TaskVector
+from hf_taskvec.analysis import Edited, correlation, correlation_matrix, task_correlation
+from hf_taskvec.errors import BadValueError, MismatchError
+
+
+def rows(seed: int, count: int = 7, most: int = 12) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, most, (count,), generator=generator).tolist()
+    return [torch.randint(3, 20, (length,), generator=generator).tolist() for length in lengths]
+
+
+def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
+    """Eq. (11) on one data set, row by row and all at once."""
+    outputs = []
+    for model in (a, b):
+        found = []
+        for number, row in enumerate(data):
+            with torch.no_grad():
+                logits = model(torch.tensor([row])).logits[0].double()
+            if pooling == "last":
+                found.append(logits[-1])
+            elif pooling == "mean":
+                found.append(logits.mean(0))
+            else:
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+                found += list(logits[torch.randperm(len(row), generator=generator)[:16].sort().values])
+        stacked = torch.stack(found)
+        outputs.append(stacked - stacked.mean(0))
+    return torch.cosine_similarity(*outputs, dim=1).mean().item()
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[torch.nn.Module, torch.nn.Module]:
+    base = make("phi")
+    return tuned_copy(base, 0.2, seed=1), tuned_copy(base, 0.2, seed=2)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "sample"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_it_is_equation_11(pair, pooling: str, batch_size: int) -> None:
+    a, b = pair
+    found = task_correlation(a, b, rows(0), rows(1), pooling=pooling, batch_size=batch_size)
+    assert found.on_a == pytest.approx(plainly(a, b, rows(0), pooling), abs=1e-6)
+    assert found.on_b == pytest.approx(plainly(a, b, rows(1), pooling), abs=1e-6)
+    assert found.value == (found.on_a + found.on_b) / 2
+    assert float(found) == found.value
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture(architecture: str) -> None:
+    base = make(architecture, **({"num_experts_per_tok": 2} if architecture in EXPERTS else {}))
+    a, b = tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
+    found = task_correlation(a, b, rows(0), rows(1), batch_size=4)
+    assert found.on_a == pytest.approx(plainly(a, b, rows(0), "last"), abs=1e-5)
+
+
+@pytest.mark.parametrize("held", [1, 4 * 20 * 3])
+def test_chunks_change_nothing(pair, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """However few outputs are held at a time, in one pass or in two."""
+    whole = task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2)
+    monkeypatch.setattr(correlation, "_HELD_BYTES", held)
+    monkeypatch.setattr(correlation, "_LOGITS_BYTES", 1)
+    assert task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2).value == pytest.approx(
+        whole.value, abs=1e-6
+    )
+
+
+@given(st.integers(0, 5), st.sampled_from(["last", "mean"]))
+def test_properties(seed: int, pooling: str) -> None:
+    base = make("phi")
+    a, b = tuned_copy(base, 0.1, seed=seed + 1), tuned_copy(base, 0.1, seed=seed + 20)
+    found = task_correlation(a, b, rows(seed), rows(seed + 1), pooling=pooling)
+    mirrored = task_correlation(b, a, rows(seed + 1), rows(seed), pooling=pooling)
+    assert mirrored.value == pytest.approx(found.value, abs=1e-12)
+    assert -1 <= found.value <= 1
+    assert task_correlation(a, a, rows(seed), rows(seed + 1), pooling=pooling).value == pytest.approx(1, abs=1e-9)
+
+
+def test_a_scaled_output_has_the_same_correlation() -> None:
+    base = make("llama")  # untied: the head alone is scaled
+    a, b = tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
+    before = task_correlation(a, b, rows(0), rows(1)).value
+    with torch.no_grad():
+        a.lm_head.weight.mul_(-3)
+    assert task_correlation(a, b, rows(0), rows(1)).value == pytest.approx(-before, abs=1e-6)
+
+
+def test_vectors_on_one_model_are_as_good_as_models() -> None:
+    base = make("phi")
+    tuned = [tuned_copy(base, 0.1, seed=seed) for seed in (1, 2)]
+    vectors = [TaskVector.from_finetuned(base, each) for each in tuned]
+    before = copy.deepcopy(base.state_dict())
+    base.train()
+    edited = task_correlation(*(Edited(base, v) for v in vectors), rows(0), rows(1))
+    assert edited.value == pytest.approx(task_correlation(*tuned, rows(0), rows(1)).value, abs=1e-6)
+    assert base.training and all(torch.equal(before[k], v) for k, v in base.state_dict().items())
+
+
+def test_the_matrix_holds_the_pairs() -> None:
+    base = make("phi")
+    models = {name: tuned_copy(base, 0.1, seed=seed) for seed, name in enumerate("xyz", 1)}
+    data = {name: rows(seed) for seed, name in enumerate("xyz")}
+    matrix = correlation_matrix(models, data)
+    for one, other in [("x", "y"), ("y", "z"), ("z", "x")]:
+        expected = task_correlation(models[one], models[other], data[one], data[other]).value
+        assert matrix[one, other] == matrix[other, one] == pytest.approx(expected, abs=1e-7)
+    assert matrix["x", "x"] == 1
+
+
+def test_kinds_of_data() -> None:
+    """Sequences, tensors and data sets, padded or not, give one answer."""
+    base = make("phi")
+    a, b = tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
+    data = rows(0)
+    expected = task_correlation(a, b, data, data)
+    longest = max(map(len, data))
+    padded = {
+        "input_ids": [row + [0] * (longest - len(row)) for row in data],
+        "attention_mask": [[1] * len(row) + [0] * (longest - len(row)) for row in data],
+    }
+    for other in (Dataset.from_dict({"input_ids": data}), Dataset.from_dict(padded), [torch.tensor(r) for r in data]):
+        assert task_correlation(a, b, other, other) == expected
+    assert task_correlation(a, b, data, data, max_length=3) == task_correlation(
+        a, b, [r[:3] for r in data], [r[:3] for r in data]
+    )
+
+
+def test_bad_input(pair) -> None:
+    a, b = pair
+    good = rows(0)
+    with pytest.raises(BadValueError, match="data_b is empty"):
+        task_correlation(a, b, good, [])
+    with pytest.raises(BadValueError, match="row 1 of data_a is empty"):
+        task_correlation(a, b, [[3, 4], []], good)
+    with pytest.raises(BadValueError, match="two rows or more"):
+        task_correlation(a, b, good[:1], good)
+    with pytest.raises(BadValueError, match="the same output for every row"):
+        task_correlation(a, b, [good[0], good[0]], good)
+    with pytest.raises(BadValueError, match="tokenizer="):
+        task_correlation(a, b, ["a text"], good)
+    with pytest.raises(BadValueError, match="no input_ids"):
+        task_correlation(a, b, Dataset.from_dict({"text": ["a"]}), good)
+    with pytest.raises(BadValueError, match="another tokenizer"):
+        task_correlation(a, b, [[99], [3]], good)
+    with pytest.raises(BadValueError, match="max_length=32"):
+        task_correlation(a, b, [[3] * 33, [4]], good)
+    with pytest.raises(BadValueError, match="pooling='first'"):
+        task_correlation(a, b, good, good, pooling="first")  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="live model"):
+        task_correlation("me/model", b, good, good)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match="vocabularies of different sizes"):
+        task_correlation(a, make("phi", vocab_size=24), good, good)
+    with pytest.raises(BadValueError, match="two tasks"):
+        correlation_matrix({"x": a}, {"x": good})
+    with pytest.raises(BadValueError, match="NaN"):
+        broken = shake(copy.deepcopy(a), float("nan"))
+        task_correlation(a, broken, good, good)

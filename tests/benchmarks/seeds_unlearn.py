@@ -1,0 +1,103 @@
+"""The default experiment over several seeds and both methods: the tables of the README.
+
+    python tests/benchmarks/seeds_unlearn.py [--seeds 0 1 2 3 4] [--output outputs/seeds]     # runs what is missing
+    python tests/benchmarks/seeds_unlearn.py --corollaries                                    # compressed, row-pruned
+    python tests/benchmarks/seeds_unlearn.py --only-table                                     # what there is so far
+
+Every seed has other texts, another tokenizer and another model. The stages of a seed are shared between the methods. All
+numbers come from the reports: at the chosen λ, on the half of the passages that did not choose it.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from hf_taskvec.evaluation import UnlearningReport
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "unlearn.py"
+COROLLARIES = {
+    "whole vector": [],
+    "rank 16": ["--rank", "16"],
+    "rank 4": ["--rank", "4"],
+    "rank 1": ["--rank", "1"],
+    "half of the rows": ["--prune-rows", "0.5"],
+    "a quarter of the rows": ["--prune-rows", "0.25"],
+    "a tenth of the rows": ["--prune-rows", "0.1"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--methods", nargs="+", default=["full", "lora"], choices=["full", "lora"])
+    parser.add_argument("--output", type=Path, default=Path("outputs/seeds"))
+    parser.add_argument("--corollaries", action="store_true", help="the compressed and the row-pruned vector of a seed")
+    parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
+    options = parser.parse_args()
+    if options.corollaries:
+        seed = options.seeds[0]
+        runs = {name: (seed, [*flags, "--method", "full"]) for name, flags in COROLLARIES.items()}
+    else:
+        runs = {f"{m}, seed {s}": (s, ["--method", m]) for s in options.seeds for m in options.methods}
+    reports = {}
+    for name, (seed, flags) in runs.items():
+        whole = name == "whole vector"
+        folder = options.output / (f"full-seed-{seed}" if whole else name.replace(", ", "-").replace(" ", "-"))
+        if not options.only_table and not (folder / "report.json").exists():
+            cache = ["--cache", str(options.output / "stages" / str(seed))]
+            command = [sys.executable, str(RECIPE), "--seed", str(seed), *flags, "--output", str(folder), *cache]
+            subprocess.run(command, check=True)
+        if (folder / "report.json").exists():
+            reports[name] = UnlearningReport.load(folder)
+    print("\n" + (corollaries(reports) if options.corollaries else table(reports)))
+
+
+def table(reports: dict[str, UnlearningReport]) -> str:
+    """A line for each run."""
+    lines = [
+        "| run | λ | Rouge-L of the book, λ = 0 → chosen | never-seen level | difference | as if never seen | lost: forget | aligned | unrelated | forget > unrelated | aligned > unrelated | forget > aligned |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        choice = report.choice
+        assert choice is not None
+        if choice.scale is None or choice.confirmation is None:
+            lines.append(f"| {name} | none: {choice.reason} |" + " – |" * 10)
+            continue
+        found, (forget, aligned, retain) = choice.confirmation, (book.name for book in report.books)
+        tests = [report.test(*pair) for pair in ((forget, retain), (aligned, retain), (forget, aligned))]
+        d = found.difference
+        before = next(c.forget for c in choice.candidates if c.scale == 0)
+        cells = [
+            name,
+            f"{choice.scale:g}",
+            f"{before:.3f} → {found.forget.value:.3f}",
+            f"{found.target:.3f}",
+            f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]",
+            "yes" if found.as_if_never_seen else "**no**",
+            *(f"{100 * loss:.0f} %" for loss in (tests[0].first_loss, tests[1].first_loss, tests[0].second_loss)),
+            *("p < 0.001" if t.p_value < 0.001 else f"p = {t.p_value:.3f}" for t in tests),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines).replace("-0", "−0")
+
+
+def corollaries(reports: dict[str, UnlearningReport]) -> str:
+    """A line for each vector: Rouge-L of the books at the λ that the whole vector needs, and at the vector's own."""
+    lines = ["| vector | forget | aligned | unrelated | own λ | as if never seen there |", "|---|---|---|---|---|---|"]
+    shared = [s for s in (0.0, -0.2, -0.4, -0.6, -0.8, -1.0) if all(s in report.scales for report in reports.values())]
+    scale = shared[2]
+    lines[0] = lines[0].replace("| forget |", f"| forget, at λ = {scale:g} |".replace("-", "−"))
+    for name, report in reports.items():
+        choice = report.choice
+        assert choice is not None
+        cells = [f"{report.score(b.name, 0.0).value.value:.3f} → {report.score(b.name, scale).value.value:.3f}" for b in report.books]  # fmt: skip
+        verdict = "–" if choice.confirmation is None else "yes" if choice.confirmation.as_if_never_seen else "no"
+        own = "none" if choice.scale is None else f"{choice.scale:g}".replace("-", "−")
+        lines.append("| " + " | ".join([name, *cells, own, verdict]) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""`accelerate launch recipes/unlearn.py`, shrunk: the whole experiment, its stages, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.embedded.library import library
+from hf_taskvec.evaluation import UnlearningReport
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "recipes" / "unlearn.py"
+# The default in miniature: seconds of work, and a model that learns just enough to have something to forget.
+SMALL = {
+    "words": 900,
+    "section-words": 150,
+    "general-words": 1500,
+    "pretrain-epochs": 2,
+    "epochs": 6,
+    "learning-rate": 4e-3,
+    "hidden-size": 32,
+    "layers": 1,
+    "vocabulary": 700,
+    "block-length": 48,
+    "block-stride": 24,
+    "prompt-length": 8,
+    "answer-length": 10,
+    "refine": 1,
+    "lora-rank": 4,
+}
+SCALES = ["--scales", "0", "-0.5", "-1"]
+
+
+def flags(**changes: Any) -> list[str]:
+    settings = SMALL | {name.replace("_", "-"): value for name, value in changes.items()}
+    given = [part for name, value in settings.items() if value is not None for part in (f"--{name}", str(value))]
+    return [*given, *SCALES]
+
+
+@pytest.fixture(scope="module")
+def main() -> Callable[[list[str]], UnlearningReport]:
+    spec = importlib.util.spec_from_file_location("unlearn", RECIPE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def launch(processes: int = 1) -> list[str]:
+    many = ["--multi_gpu"] if processes > 1 else ["--cpu"]
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", *many, "--num_processes", str(processes)),
+        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+        str(RECIPE),
+    ]
+
+
+def environment() -> dict[str, str]:
+    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **quiet}
+
+
+def run(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*launch(processes), *arguments], env=environment(), capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What the command leaves behind and what it says, started as a user starts it."""
+    folder = tmp_path_factory.mktemp("recipe")
+    done = run(*flags(), cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "outputs" / "unlearn", done.stdout
+
+
+def without_timing(folder: Path) -> dict[str, Any]:
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    report.pop("timing")
+    report.pop("edit")  # knows the files' stamps, which another run has others of
+    return report
+
+
+def stage(output: Path, name: str) -> Path:
+    return next((output / "stages").glob(f"{name}-*"))
+
+
+def test_the_experiment_from_end_to_end(finished: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    output, said = finished
+    report = UnlearningReport.load(output)
+    assert [book.role for book in report.books] == ["forget", "aligned", "retain"]
+    assert {0.0, -0.5, -1.0} <= set(report.scales) and report.reference is not None
+    assert report.score(report.books[0].name, -1.0).value.value < report.score(report.books[0].name, 0.0).value.value
+    made = sorted(path.name.rsplit("-", 1)[0] for path in (output / "stages").iterdir())
+    assert made == ["alone-aligned", "alone-retain", "base", "forget", "joint", "retrain"]
+    for name in ("report.md", "scores.png", "scores.svg", "config.json"):
+        assert (output / name).stat().st_size > 0
+    vector = TaskVector.load(output / "vector")
+    assert "forget" in vector.expression
+    if report.choice is not None and report.choice.scale:
+        model = AutoModelForCausalLM.from_pretrained(output / "model")
+        joint = dict(AutoModelForCausalLM.from_pretrained(stage(output, "joint")).named_parameters())
+        for name, parameter in model.named_parameters():
+            expected = joint[name].double() + report.choice.scale * vector.dense(name, torch.float64)
+            assert torch.allclose(parameter.double(), expected, rtol=1e-6, atol=1e-7), name
+        AutoTokenizer.from_pretrained(output / "model")
+    for words in (
+        "(to forget)",
+        "(same series)",
+        "(unrelated)",
+        "retrained",
+        "θ_0",
+        "before",
+        "after",
+        "report.md",
+        "α̂",
+    ):
+        assert words in said, words
+
+
+def test_the_config_is_recorded_without_paths(finished: tuple[Path, str]) -> None:
+    output, _ = finished
+    recorded = json.loads((output / "config.json").read_text())
+    assert recorded["words"] == SMALL["words"] and recorded["inputs"]["base_model"] == "embedded"
+    for path in [output / "config.json", output / "report.json", *output.glob("*/taskvec*.json")]:
+        assert str(output.parents[1]) not in path.read_text("utf-8"), path.name
+
+
+def test_what_is_finished_is_not_done_again(finished: tuple[Path, str], main: Any, capsys: Any) -> None:
+    output, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*.safetensors") if "stages" in path.parts}
+    report = main([*flags(), "--output", str(output)])
+    assert report.timing.generated == 0
+    assert len(re.findall("done before", capsys.readouterr().out)) == 6
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_killed_and_started_again(finished: tuple[Path, str], tmp_path: Path) -> None:
+    arguments = [*flags(), "--output", str(tmp_path / "out")]
+    # Killed twice: in the joint training, and in the sweep.
+    for is_there in (
+        lambda: list((tmp_path / "out/stages").glob(".joint-*")),
+        lambda: list((tmp_path / "out/store").glob("*.json")),
+    ):
+        with subprocess.Popen([*launch(), *arguments], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:  # fmt: skip
+            deadline = time.monotonic() + 120
+            while not is_there() and time.monotonic() < deadline:
+                assert process.poll() is None, "it ended before it could be killed"
+                time.sleep(0.005)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert not (tmp_path / "out/report.json").exists()
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "done before" in done.stdout
+    assert without_timing(tmp_path / "out") == without_timing(finished[0])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The embedded books as files, so that the finished stages can be given."""
+    folder = tmp_path_factory.mktemp("books")
+    found = library(0, words=SMALL["words"], general_words=SMALL["general-words"])  # type: ignore[arg-type]
+    given = []
+    for role, book in zip(("forget", "aligned", "retain"), (*found.series, *found.unrelated), strict=True):
+        (folder / f"{book.name}.txt").write_text(book.text, "utf-8")
+        given.append(f"{role}={folder / book.name}.txt")
+    return given
+
+
+def user_flags(output: Path, texts: list[str], *more: str) -> list[str]:
+    own = {"held-out": 0.2, "evaluation-batch-size": 64, "margin": 0.05, "samples": 1000}
+    return [
+        *flags(words=None, general_words=None, **own),
+        *("--base-model", str(stage(output, "base")), "--books", *texts, *more),
+    ]
+
+
+def test_every_stage_can_be_given(finished: tuple[Path, str], texts: list[str], main: Any, tmp_path: Path) -> None:
+    output, _ = finished
+    joint, retrain = str(stage(output, "joint")), str(stage(output, "retrain"))
+    both = ["--joint-model", joint, "--reference-model", retrain, "--output"]
+    first = main(user_flags(output, texts, "--tuned-model", str(stage(output, "forget")), *both, str(tmp_path / "a")))
+    second = main(user_flags(output, texts, "--task-vector", str(output / "vector"), *both, str(tmp_path / "b")))
+    assert not (tmp_path / "a/stages").exists() and not (tmp_path / "b/stages").exists()
+    whole = UnlearningReport.load(output)
+    assert first.scores == second.scores == whole.scores
+    given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain"]
+    alone = main(user_flags(output, texts, *given, "--output", str(tmp_path / "c")))
+    assert alone.reference is None and alone.choice.target_from == "held_out"
+
+
+def test_lora_shares_the_other_stages_and_saves_an_adapter(
+    finished: tuple[Path, str], main: Any, tmp_path: Path
+) -> None:
+    output, _ = finished
+    shutil.copytree(output / "stages", tmp_path / "cache")
+    more = ["--method", "lora", "--output", str(tmp_path / "lora"), "--cache", str(tmp_path / "cache")]
+    report = main([*flags(), *more])
+    new = {path.name for path in (tmp_path / "cache").iterdir()} - {path.name for path in (output / "stages").iterdir()}
+    assert len(new) == 1 and (tmp_path / "cache" / new.pop() / "adapter_config.json").exists()
+    assert TaskVector.load(tmp_path / "lora/vector").is_low_rank
+    if report.choice is not None and report.choice.scale:
+        exported = TaskVector.from_adapter(tmp_path / "lora/adapter")
+        assert exported.norm() == pytest.approx(-report.choice.scale * TaskVector.load(tmp_path / "lora/vector").norm())
+
+
+def test_the_compressed_and_the_pruned_vector(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
+    output, _ = finished
+    whole = TaskVector.load(output / "vector")
+    for name, change in {"rank": ["--rank", "2"], "rows": ["--prune-rows", "0.25"]}.items():
+        more = [*change, "--output", str(tmp_path / name), "--cache", str(output / "stages")]
+        main([*flags(), *more])
+        small = TaskVector.load(tmp_path / name / "vector")
+        assert set(small) == set(whole) and small.norm() < whole.norm()
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path) -> None:
+    output, _ = finished
+    done = run(*flags(), "--output", str(tmp_path / "two"), "--cache", str(output / "stages"), processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("* chosen") <= 1  # one process speaks
+    assert json.loads((tmp_path / "two/report.json").read_text())["timing"]["processes"] == 2
+    assert without_timing(tmp_path / "two") == without_timing(output)
+    whole = run(*flags(), "--output", str(tmp_path / "whole"), processes=2)  # and they can train
+    assert whole.returncode == 0, whole.stderr[-3000:]
+
+
+# What is refused, before any work.
+
+
+@pytest.fixture
+def refused(main: Any, tmp_path: Path) -> Callable[..., None]:
+    def check(arguments: list[str], message: str) -> None:
+        folder = tmp_path / "refused"
+        with pytest.raises(TaskVectorError, match=message):
+            main([*arguments, "--output", str(folder)])
+        assert not (folder / "stages").exists() and not (folder / "report.json").exists()
+
+    return check
+
+
+def test_a_missing_book(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
+    refused(user_flags(finished[0], [*texts[:2], "retain=nowhere.txt"]), "no book at 'nowhere.txt'")
+
+
+def test_a_book_that_is_to_be_forgotten_and_kept(
+    finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
+) -> None:
+    shutil.copy(texts[0].split("=")[1], tmp_path / "copy.txt")
+    books = [texts[0], texts[1], f"retain={tmp_path}/copy.txt"]
+    refused(user_flags(finished[0], books), "are the same text: a book cannot be forgotten and kept")
+
+
+def test_a_model_that_is_not_causal(texts: list[str], refused: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForMaskedLM(BertConfig(vocab_size=700, **sizes)).save_pretrained(tmp_path / "bert")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(stage(finished[0], "base") / name, tmp_path / "bert" / name)
+    arguments = [*user_flags(finished[0], texts), "--base-model", str(tmp_path / "bert")]
+    refused(arguments, "is an encoder|not a causal language model")
+
+
+def test_lora_targets_that_do_not_exist(refused: Any) -> None:
+    refused([*flags(), "--method", "lora", "--lora-targets", "q_prj"], r"'q_prj'. Did you mean 'q_proj'\?")
+
+
+def test_blocks_that_the_model_cannot_read(refused: Any) -> None:
+    refused(flags(block_length=4096), "reads at most 192 tokens")
+
+
+def test_too_little_memory(refused: Any) -> None:
+    refused(flags(batch_size=10_000_000), "too little memory: training needs about")
+
+
+def test_passages_that_the_model_cannot_read(refused: Any) -> None:
+    refused(flags(words=3000, prompt_length=200, section_words=600), "the model's context has 192")
+
+
+def test_a_book_that_is_too_short(refused: Any) -> None:
+    refused(flags(prompt_length=100, answer_length=100), "too short")
+
+
+def test_a_model_of_another_shape(finished: tuple[Path, str], texts: list[str], refused: Any, models: Any) -> None:
+    arguments = user_flags(finished[0], texts, "--joint-model", str(models.pair("phi").base))
+    refused(arguments, "are not of one shape")
+
+
+def test_an_output_folder_of_another_config(finished: tuple[Path, str], main: Any) -> None:
+    with pytest.raises(TaskVectorError, match=r"results of another config .*--output"):
+        main([*flags(seed=1), "--output", str(finished[0])])
+
+
+def test_errors_are_told_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RECIPE), "--rank", "0"], env=environment(), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "BadValueError: rank=0 must be at least 1." in done.stderr
