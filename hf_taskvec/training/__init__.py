@@ -8,11 +8,15 @@ tuned = finetune("microsoft/phi-1_5", blocks, TrainingSettings(method="lora"), "
 ```
 """
 
-from hf_taskvec.training.callback import TaskVectorCallback
+from typing import TYPE_CHECKING, Any
+
 from hf_taskvec.training.finetuning import finetune
 from hf_taskvec.training.memory import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.record import Finetuned
 from hf_taskvec.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from hf_taskvec.training.callback import TaskVectorCallback
 
 __all__ = [
     "Finetuned",
@@ -23,3 +27,12 @@ __all__ = [
     "estimate_memory",
     "finetune",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # transformers' Trainer imports PEFT and bitsandbytes, which takes seconds: only for those who use it.
+    if name == "TaskVectorCallback":
+        from hf_taskvec.training.callback import TaskVectorCallback
+
+        return TaskVectorCallback
+    raise AttributeError(f"module 'hf_taskvec.training' has no attribute {name!r}")

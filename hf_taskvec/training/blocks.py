@@ -85,14 +85,16 @@ def read_blocks(blocks: "datasets.Dataset", vocabulary: int, context: int | None
 
 
 def _matrix(blocks: "datasets.Dataset", column: str) -> torch.Tensor:
-    rows = blocks.with_format(None).select_columns(column)[:][column]
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
+    rows = blocks.select_columns(column).with_format("numpy")[:][column]
+    if rows.dtype == object:  # rows of different lengths make no matrix
+        lengths = {len(row) for row in rows}
         raise BadValueError(
             f"the blocks differ in their length ({column} has {min(lengths)} to {max(lengths)} tokens). Pack the text "
             "into blocks of one length, as Book.training_blocks() does."
         )
-    return torch.tensor(rows, dtype=torch.int64)
+    if rows.ndim != 2 or rows.dtype.kind not in "iu":
+        raise BadValueError(f"{column} must hold lists of whole numbers, one list for each block.")
+    return torch.from_numpy(rows.astype("int64"))
 
 
 def mix(*parts: int) -> int:

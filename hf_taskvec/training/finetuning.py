@@ -23,6 +23,7 @@ from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory import check_memory, estimate_memory
 from hf_taskvec.training.models import (
     Base,
+    check_finite,
     meta_model,
     open_base,
     save_model,
@@ -73,7 +74,7 @@ def finetune(
         base: a folder, a Hub id, or a live model, which is left as it is.
         blocks: rows of `input_ids` of one length, as `Book.training_blocks` gives them; `labels` may hide some by −100.
         settings: every choice of the training.
-        save_to: the folder to write.
+        save_to: the folder to write, on a disk that all processes see.
         tokenizer: saved beside the model; by default a full model takes the tokenizer's files from its base's folder.
         checkpoint_every: steps between checkpoints; by default one at the end of each epoch. 0 for none. A checkpoint
             holds the trained weights and AdamW's moments, three times their size in all.
@@ -96,12 +97,16 @@ def finetune(
         raise OutputError("the output folder is the base's own folder. Choose another.")
     data = read_blocks(blocks, source.vocabulary, source.context)
     precision = resolve_precision(settings, accelerator)
-    check_targets(meta_model(source.config), settings.targets)
+    if settings.method == "lora":
+        check_targets(meta_model(source.config), settings.targets)
     _check_fits(source, settings, data, precision, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
     key = _key(next(filter(None, gather_object([fingerprint]))), data.digest, asdict(settings), precision, vectors)
-    if any(gather_object([accelerator.is_main_process and not overwrite and is_record_of(final, key)])):
+    finished = together(accelerator, lambda: not overwrite and is_record_of(final, key), main_only=True)
+    if any(gather_object([finished])):
+        if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
+            (final / STATE).unlink(missing_ok=True)
         return Finetuned.load(final)
 
     folder = unfinished(final)
@@ -137,6 +142,7 @@ def finetune(
         weights = whole_weights(loop.plain, keep=accelerator.is_main_process)
 
         def finish() -> None:
+            check_finite(weights)
             save_model(loop.plain, folder, weights)
             if settings.method == "full":
                 _save_companions(source, folder, with_tokenizer=tokenizer is None)

@@ -92,9 +92,8 @@ class Loop:
                 if (step + 1) % every == 0 or step + 1 == self.steps:
                     self.read_losses()
                     speed = tokens / (time.perf_counter() - began)
-                    bar.set_postfix(
-                        epoch=epoch + 1, loss=f"{self.losses[-1]:.3f}", tokens_s=f"{speed:.0f}", refresh=False
-                    )
+                    state = f"epoch {epoch + 1}, loss {self.losses[-1]:.3f}, {speed:,.0f} tokens/s"
+                    bar.set_postfix_str(state, refresh=False)
                 bar.update()
                 after_step(step + 1)
         return tokens / (time.perf_counter() - began)

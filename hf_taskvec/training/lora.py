@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean, some
+from hf_taskvec.names import layout_of_model
 from hf_taskvec.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ ALL_LINEAR = "all-linear"  # PEFT's word for every linear layer but the output h
 def add_lora(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
     """The model with new, trainable factors beside its frozen weights: a `PeftModel`."""
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     targets = settings.targets or ALL_LINEAR
     config = LoraConfig(
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # as GPT-2 stores its weights
         r=settings.rank,
         lora_alpha=settings.alpha or 2 * settings.rank,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
@@ -38,6 +41,11 @@ def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None)
     from transformers.pytorch_utils import Conv1D
 
     if targets is None or targets == ALL_LINEAR:
+        if layout_of_model(model).fused:
+            raise UnsupportedError(
+                "the model is a mixture of experts, whose fused weights LoRA cannot adapt in a form that a task vector "
+                "can hold. Name other layers as targets, e.g. ('q_proj', 'v_proj')."
+            )
         return
     modules = dict(model.named_modules())
     adaptable = [n for n, m in modules.items() if isinstance(m, torch.nn.Linear | torch.nn.Embedding | Conv1D)]

@@ -1,6 +1,7 @@
 """How much memory a training run needs, told before it starts."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,17 +104,27 @@ def estimate_memory(
     )
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> float:
     """The bytes that are free on a device for this process."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     import psutil
 
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, _free_in_container())
 
 
-def check_memory(estimate: MemoryEstimate, device: torch.device, free: int | None = None, sharing: int = 1) -> None:
+def _free_in_container() -> float:
+    """What the control group of a container leaves; infinite without one or without a limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else int(limit) - int(used)
+
+
+def check_memory(estimate: MemoryEstimate, device: torch.device, free: float | None = None, sharing: int = 1) -> None:
     """Refuse a run that does not fit. The estimate is a low one, so what passes may still fail.
 
     Args:

@@ -13,12 +13,13 @@ import torch
 
 from hf_taskvec.apply import COMPANIONS
 from hf_taskvec.checkpoint import open_checkpoint
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.live import live_checkpoint
 from hf_taskvec.names import is_peft_model
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.training.parallel import whole
 from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.state import writing
 from hf_taskvec.vector import Model, TaskVector
 
 if TYPE_CHECKING:
@@ -132,13 +133,22 @@ def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]
     return weights if keep else {}
 
 
+def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that the very last step ruined: of all others, the next loss tells."""
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DivergedError(
+                f"{name} is not finite after the last step; nothing was saved. Lower the learning_rate."
+            )
+
+
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """A model folder (or, of a `PeftModel`, an adapter folder) with the given weights."""
+    options = {"save_embedding_layers": False} if is_peft_model(model) else {}
+    with no_bars(), writing(folder):
+        model.save_pretrained(folder, state_dict=dict(weights), **options)
     if not is_peft_model(model):
-        with no_bars():
-            model.save_pretrained(folder, state_dict=dict(weights))
         return
-    model.save_pretrained(folder, state_dict=dict(weights), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a card, which tells nothing of this run
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text("utf-8"))

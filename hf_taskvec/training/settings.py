@@ -66,6 +66,11 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise BadValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        for name in ("learning_rate", "max_grad_norm", "alpha", "weight_decay", "warmup", "dropout"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float):
+                hint = " (YAML takes 1e-4 for a text; 1.0e-4 is a number)" if isinstance(value, str) else ""
+                raise BadValueError(f"{name}={value!r} must be a number{hint}.")
         for name in ("learning_rate", "max_grad_norm", "alpha"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):

@@ -5,6 +5,8 @@ learning rate, the order of the blocks, the random numbers, is a function of the
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hf_taskvec.errors import CorruptFileError
+from hf_taskvec.errors import CorruptFileError, OutputError
 from hf_taskvec.training.parallel import assign, whole
 
 FILE = "checkpoint.safetensors"
@@ -67,10 +69,22 @@ def save_state(
     if not write:
         return
     partial = folder / f"{FILE}.partial"
-    save_file(tensors, partial, metadata={"key": key})
+    with writing(folder):
+        save_file(tensors, partial, metadata={"key": key})
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.replace(folder / FILE)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Tells what safetensors could not write as one of our errors: it has an exception of its own for a full disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OutputError(
+            f"writing {folder.name} failed: {error}. Free some space; a new run continues from the last checkpoint."
+        ) from error
 
 
 def load_state(saved: Saved, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -81,7 +95,9 @@ def load_state(saved: Saved, model: torch.nn.Module, optimizer: torch.optim.Opti
                 continue
             assign(parameter.data, file.get_tensor(f"weight/{name}"))
             state = optimizer.state[parameter]
-            state["step"] = file.get_tensor(f"step/{name}").to(parameter.device)
+            state["step"] = (
+                file.get_tensor(f"step/{name}").clone().to(parameter.device)
+            )  # what is read is a mapped file
             for part in ("exp_avg", "exp_avg_sq"):
                 state[part] = torch.zeros_like(parameter.data)
                 assign(state[part], file.get_tensor(f"{part}/{name}"))
