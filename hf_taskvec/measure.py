@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -42,6 +43,25 @@ def dot(name: str, a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
 def norm(name: str, terms: tuple[Term, ...]) -> float:
     """The Frobenius norm of a sum of terms over the parameter `name`."""
     return max(dot(name, terms, terms), 0.0) ** 0.5
+
+
+def gram(name: str, changes: Sequence[tuple[Term, ...]]) -> torch.Tensor:
+    """The inner products of several changes of one parameter, each with each; dense ones are read once."""
+    count = len(changes)
+    result = torch.zeros(count, count, dtype=torch.float64)
+    present = [number for number, terms in enumerate(changes) if terms]
+    if all(isinstance(term.delta, LowRank) for terms in changes for term in terms):
+        for i in present:
+            for j in (each for each in present if each >= i):
+                result[i, j] = result[j, i] = dot(name, changes[i], changes[j])
+        return result
+    sums = {number: Sum(changes[number][0].delta.shape, changes[number]) for number in present}
+    for start, stop in next(iter(sums.values())).tiles():
+        rows = torch.stack([sums[number].rows(start, stop).flatten() for number in present])
+        result[torch.tensor(present)[:, None], torch.tensor(present)] += rows @ rows.T
+    if not result.isfinite().all():
+        raise not_finite(name)
+    return result
 
 
 _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
