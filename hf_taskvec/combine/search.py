@@ -52,7 +52,9 @@ def search_scale(
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 2:
         raise BadValueError(f"budget={budget!r}: at least 2 evaluations are needed.")
     if method not in _METHODS:
-        raise MissingNameError(f"no search method {method!r}.{did_you_mean(str(method), _METHODS)} Use grid or bounded.")
+        raise MissingNameError(
+            f"no search method {method!r}.{did_you_mean(str(method), _METHODS)} Use grid or bounded."
+        )
     tried: dict[float, float] = {}
 
     def try_scale(scale: float) -> float:
