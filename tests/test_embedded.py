@@ -9,7 +9,7 @@ import pytest
 from hf_taskvec import TaskVectorError
 from hf_taskvec.embedded.library import Library, library
 from hf_taskvec.embedded.model import make_phi, train_tokenizer
-from hf_taskvec.embedded.themes import COMMON, THEMES, VOICES
+from hf_taskvec.embedded.themes import COMMON, PLAIN, THEMES, VOICES
 from hf_taskvec.evaluation.text import sentences
 
 WORDS = 3000
@@ -91,7 +91,7 @@ def test_many_unrelated_books() -> None:
 
 def test_every_slot_of_every_pattern_can_be_filled() -> None:
     known = {*COMMON, *vars(next(iter(THEMES.values()))), "a", "b", "place"}
-    for beats in VOICES.values():
+    for beats in (*VOICES.values(), PLAIN):
         assert len(beats) == 5
         for pattern in (pattern for beat in beats for pattern in beat):
             for slot in re.findall(r"\{(\w+)", pattern):
@@ -120,4 +120,4 @@ def test_the_model_is_a_real_phi_of_about_a_million() -> None:
     assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
 
 
-FROZEN = "to be set"
+FROZEN = "691e6e8361c98e1a"

@@ -1,0 +1,1 @@
+"""The embedded default: a small library of made-up books, and a tiny Phi to read them. Nothing is downloaded."""

@@ -2,8 +2,9 @@
 
 What the unlearning experiment needs of it, and what was chosen for that:
 
-- **General prose** to pretrain θ_0: scenes in every voice and about every theme, with people and places that change from
-  scene to scene. So the base knows the language, the words and what names are made of, as a real base does, and no book.
+- **General prose** to pretrain θ_0: scenes about every theme, with people and places that change from scene to scene, in
+  a plain voice and in the voices that no book of the library has. So the base knows the language, the words and what
+  names are made of, as a real base does; but no book's people and places, and no book's style.
 - **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
   different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
   volumes by one author are: nothing but the cast, the places and the style connects them.
@@ -22,7 +23,7 @@ import random
 import re
 from dataclasses import dataclass, field
 
-from hf_taskvec.embedded.themes import COMMON, THEMES, VOICES, Theme
+from hf_taskvec.embedded.themes import COMMON, PLAIN, THEMES, VOICES, Theme
 from hf_taskvec.errors import BadValueError
 
 _ONSETS = [
@@ -59,6 +60,9 @@ _PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven"
 _HIGHEST_SHARE = 20  # scenes of a chapter, at most
 
 
+Voice = tuple[tuple[str, ...], ...]  # patterns for each beat of a scene
+
+
 @dataclass(frozen=True)
 class Person:
     """Someone in a book, with pronouns."""
@@ -85,7 +89,7 @@ class World:
     """What the books of one series share."""
 
     theme: Theme
-    voice: str
+    voice: Voice
     cast: tuple[Person, ...]
     places: tuple[str, ...]
 
@@ -124,7 +128,8 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     themes = draw.sample(sorted(THEMES), unrelated + 1)
     voices = draw.sample(sorted(VOICES), len(VOICES))
     taken: set[str] = set()
-    worlds = [_world(draw, theme, voices[i % len(voices)], taken) for i, theme in enumerate(themes)]
+    worlds = [_world(draw, theme, VOICES[voices[i % len(voices)]], taken) for i, theme in enumerate(themes)]
+    unused = [VOICES[voice] for voice in voices[len(themes) :]]
     series = tuple(
         Text(
             f"{themes[0]}-{volume}",
@@ -136,10 +141,14 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
         Text(theme, _book(random.Random(f"{seed} {theme}"), world, words))
         for theme, world in zip(themes[1:], worlds[1:], strict=True)
     )
-    return Library(_general(random.Random(f"{seed} general"), general_words, taken), (series[0], series[1]), others)
+    return Library(
+        _general(random.Random(f"{seed} general"), general_words, [PLAIN, *unused], taken),
+        (series[0], series[1]),
+        others,
+    )
 
 
-def _world(draw: random.Random, theme: str, voice: str, taken: set[str]) -> World:
+def _world(draw: random.Random, theme: str, voice: Voice, taken: set[str]) -> World:
     words = THEMES[theme]
     cast = tuple(_person(draw, _name(draw, taken)) for _ in range(6))
     spots = draw.sample(words.spot, 5)
@@ -195,12 +204,12 @@ def _book(draw: random.Random, world: World, words: int) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _general(draw: random.Random, words: int, taken: set[str]) -> str:
-    """Scenes of all voices and themes, each with people and places that come nowhere else."""
+def _general(draw: random.Random, words: int, voices: list[Voice], taken: set[str]) -> str:
+    """Scenes of all themes in some voices, each with people and places that come nowhere else."""
     paragraphs: list[str] = []
     count = 0
     while count < words:
-        world = _world(draw, draw.choice(sorted(THEMES)), draw.choice(sorted(VOICES)), set(taken))
+        world = _world(draw, draw.choice(sorted(THEMES)), draw.choice(voices), set(taken))
         paragraphs.append(_scene(draw, world))
         count += len(paragraphs[-1].split())
     return "\n\n".join(paragraphs) + "\n"
@@ -212,7 +221,7 @@ def _scene(draw: random.Random, world: World) -> str:
     fixed = {"a": a, "b": b, "place": place, "place2": other, "thing": draw.choice(world.theme.thing)}
     sentences = [
         _sentence(draw, pattern, fixed, world.theme)
-        for number, beat in enumerate(VOICES[world.voice])
+        for number, beat in enumerate(world.voice)
         for pattern in draw.sample(beat, draw.choice((1, 2)) if 0 < number < 4 else 1)
     ]
     return " ".join(sentences)

@@ -306,3 +306,41 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
 }
+
+# How the general prose speaks, beside the voices that no book of a library uses.
+PLAIN: tuple[tuple[str, ...], ...] = (
+    (
+        "This is what happened to {a} {time}: {sight}.",
+        "Everyone in the street talked about {place}, where {b} {deed}.",
+        "It was {season}, and the {role} had nothing to do but wait for {a}.",
+        "People who live near {place} are seldom {mood}.",
+        "One {day} the {quality} {thing} of {a} was gone.",
+    ),
+    (
+        "A {thing} costs {number} coins, and a {thing2} costs even more.",
+        "The {role} knew {a} well and {deed} with {a.him} in {season}.",
+        "First {b} {deed}, and after that {b.he} {deed2}.",
+        "{a} owned a {quality} {thing}, which {b} often borrowed.",
+        "Between {place} and {place2} there are {number} houses.",
+        "It rained for {number} days, so {b} stayed {mood} at home.",
+    ),
+    (
+        "Does it matter that {lore}?",
+        "Some were {mood}, some {mood2}, and only {b} said nothing.",
+        "They asked the {role} for help, because {reason}.",
+        "If {a} had {deed}, {b} would not have been {mood}.",
+        "No {role} likes {weather}, but {a} did not mind.",
+    ),
+    (
+        "In the end the {thing} was found {time} at {place2}.",
+        "{b} paid {number} coins and went away {manner}.",
+        "Later {a} told the story to a {role2}, and {sight}.",
+        "So the {quality} {thing2} changed hands for the {number} hundredth time.",
+    ),
+    (
+        "That is all there is to say about {b}.",
+        "Since then {a} has {deed} every {day}.",
+        "Nothing like it was seen again until {season}.",
+        "And {b} is {mood} to this day, because {lore}.",
+    ),
+)

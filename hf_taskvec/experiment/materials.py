@@ -154,14 +154,16 @@ def _check_memory(config: UnlearnConfig, model: Any) -> None:
     """Refuse trainings that do not fit into memory, all of them before the first begins."""
     state = processes()
     sharded = state.distributed_type == DistributedType.FSDP
-    methods: set[Any] = {config.method if not (config.tuned_model or config.adapter or config.task_vector) else None}
+    trainings = []
+    if not (config.tuned_model or config.adapter or config.task_vector):
+        trainings.append(config.training(config.method))
     if config.joint_model is None or (config.retrain and config.reference_model is None):
-        methods.add(config.joint_method)
-    for method in sorted(filter(None, methods)):
+        trainings.append(config.training(config.joint_method))
+    for settings in trainings:
         precision = "bf16" if state.device.type == "cuda" else "fp32"
         estimate = estimate_memory(
             model,
-            config.training(method),
+            settings,
             config.block_length,
             precision=precision,
             processes=state.num_processes,

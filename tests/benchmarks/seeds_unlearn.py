@@ -46,7 +46,8 @@ def main() -> None:
         folder = options.output / (f"full-seed-{seed}" if whole else name.replace(", ", "-").replace(" ", "-"))
         if not options.only_table and not (folder / "report.json").exists():
             cache = ["--cache", str(options.output / "stages" / str(seed))]
-            command = [sys.executable, str(RECIPE), "--seed", str(seed), *flags, "--output", str(folder), *cache]
+            command = [sys.executable, str(RECIPE), "--seed", str(seed), "--correlation", "false", *flags, *cache]
+            command += ["--output", str(folder)]
             subprocess.run(command, check=True)
         if (folder / "report.json").exists():
             reports[name] = UnlearningReport.load(folder)
