@@ -23,7 +23,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from hf_taskvec import TaskVectorError
+from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.folder import claim
 from hf_taskvec.experiment.materials import training_blocks
@@ -31,7 +31,7 @@ from hf_taskvec.experiment.options import parse
 from hf_taskvec.experiment.stages import Stages, say
 from hf_taskvec.multitask import run_rounds
 from hf_taskvec.multitask.config import MultitaskConfig
-from hf_taskvec.multitask.evaluate import merged_scores, scores, single_scores, task_vectors
+from hf_taskvec.multitask.evaluate import merged_scores, scores, single_scores
 from hf_taskvec.multitask.materials import gather
 from hf_taskvec.multitask.plots import save_plots
 from hf_taskvec.multitask.results import Outcome, Results
@@ -72,12 +72,11 @@ def main(arguments: list[str] | None = None) -> Results:
             rounds=number,
             steps_per_round=steps,
             merge=config.ends_round,
-            tokenizer=given.tokenizer,
         )
         processes().wait_for_everyone()
 
         # 3. The last merge.
-        vectors = task_vectors(base, folder / "tasks", given, config.method)
+        vectors = [TaskVector.load(folder / "tasks" / task.name) for task in given.tasks]
         single = single_scores(model, vectors, given)
         merged = []
         for rule in config.final:

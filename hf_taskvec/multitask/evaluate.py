@@ -1,8 +1,6 @@
 """Scores of the tasks' own models and of merged ones; λ is chosen on the validation text."""
 
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -20,12 +18,6 @@ def scores(model: Any, given: Materials, part: Literal["validation", "test"] = "
     """The model's score on each task, measured by the process that has its text."""
     mine = {number: accuracy(model, getattr(held, part)) for number, held in given.held.items()}
     return tuple(gather_by_task(mine, len(given.tasks)))
-
-
-def task_vectors(base: str | Path, folder: Path, given: Materials, method: str) -> list[TaskVector]:
-    """The vector of each task's last model."""
-    make = partial(TaskVector.from_adapter, base=base) if method == "lora" else partial(TaskVector.from_finetuned, base)
-    return [make(folder / task.name, name=task.name) for task in given.tasks]
 
 
 def single_scores(model: Any, vectors: Sequence[TaskVector], given: Materials) -> tuple[float, ...]:

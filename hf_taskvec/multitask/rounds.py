@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hf_taskvec import measure
-from hf_taskvec._version import __version__
 from hf_taskvec.combine import combine
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
@@ -30,7 +29,6 @@ from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.multitask.exchange import gather_by_task, is_mine, meet, same_everywhere
 from hf_taskvec.multitask.trace import RoundTrace, Trace, cosines
 from hf_taskvec.multitask.worker import Weights, Worker
-from hf_taskvec.output import new_folder
 from hf_taskvec.training.blocks import Blocks, mix, read_blocks
 from hf_taskvec.training.models import open_base
 from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 STATE = "rounds.safetensors"
 TRACE = "trace.json"
 TASKS = "tasks"
-_RECORD = "task.json"
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,9 @@ def run_rounds(
     rounds: int,
     steps_per_round: int,
     merge: Merge | None = None,
-    tokenizer: Any = None,
     progress: bool | None = None,
 ) -> Trace:
-    """Train all tasks in rounds. The folder then holds each task's last model (or adapter) and the trace.
+    """Train all tasks in rounds. The folder then holds the trace, and in `tasks` the last vector of each.
 
     Under `accelerate launch` every process calls this. The learning rate's schedule spans all rounds, and a task's data
     goes on where the last round left it; AdamW starts anew in each. After every round the shared weights and the trace
@@ -102,7 +98,6 @@ def run_rounds(
         rounds: how many.
         steps_per_round: of the optimiser, for each task.
         merge: the mean by default.
-        tokenizer: saved beside each task's model.
         progress: show progress bars; by default on a terminal.
     """
     merge = merge or Merge()
@@ -137,7 +132,7 @@ def run_rounds(
             losses[task] = run.train(task, number)
             tuned[task] = worker.take()
             if last:
-                _save_task(worker, folder / TASKS / tasks[task].name, tokenizer)
+                worker.vector(base, tasks[task].name).save(folder / TASKS / tasks[task].name, overwrite=True)
         center, found = run.merge_updates(center, tuned)
         means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
@@ -229,15 +224,6 @@ class _Run:
 def _key(*parts: Any) -> str:
     plain = [asdict(part) if isinstance(part, Merge) else part for part in parts]
     return hashlib.sha256(json.dumps([1, *plain], sort_keys=True).encode()).hexdigest()
-
-
-def _save_task(worker: Worker, folder: Path, tokenizer: Any) -> None:
-    with new_folder(folder, _RECORD, overwrite=True) as part:
-        worker.save(part)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(part)
-        record = {"library": f"hf_taskvec {__version__}", "settings": asdict(worker.settings)}
-        (part / _RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:

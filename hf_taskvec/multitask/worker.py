@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,12 +18,9 @@ from hf_taskvec.tensors import InMemory
 from hf_taskvec.training.blocks import Blocks
 from hf_taskvec.training.loop import Loop, make_optimizer
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.models import Base, save_model, training_dtype, whole_weights
+from hf_taskvec.training.models import Base, training_dtype
 from hf_taskvec.training.settings import TrainingSettings
-from hf_taskvec.vector import TaskVector
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from hf_taskvec.vector import Model, TaskVector
 
 Weights = dict[str, torch.Tensor]
 
@@ -96,9 +93,11 @@ class Worker:
             for name, parameter in self._trained.items():
                 parameter.copy_(weights[name])
 
-    def save(self, folder: "Path") -> None:
-        """The model as it is, or the adapter."""
-        save_model(self.model, folder, whole_weights(self.model, keep=True))
+    def vector(self, base: Model, name: str) -> TaskVector:
+        """The task vector of the weights that are in the model."""
+        if self.settings.method == "lora":
+            return TaskVector.from_adapter(self.model, base, name=name)
+        return TaskVector.from_finetuned(base, self.model, name=name)
 
     # Training.
 
