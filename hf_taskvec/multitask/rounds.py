@@ -229,7 +229,8 @@ def _key(*parts: Any) -> str:
 def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{STATE}.partial"
-    save_file(center, fresh, metadata={"key": key, "trace": trace.to_json()})
+    # One entry: safetensors writes several in any order, and the same run should give the same bytes.
+    save_file(center, fresh, metadata={"rounds": json.dumps([key, trace.to_json()])})
     fresh.replace(folder / STATE)
     trace.save(folder / TRACE)
 
@@ -245,13 +246,13 @@ def _resume(folder: Path, key: str, worker: Worker, tasks: Sequence[Task]) -> tu
         return worker.start, Trace(tuple(task.name for task in tasks))
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            if metadata["key"] != key:
+            found, trace = json.loads(file.metadata()["rounds"])
+            if found != key:
                 raise OutputError(
                     f"{folder.name} holds rounds of another base, other tasks or other settings. Choose another folder, or "
                     "delete it."
                 )
-            return {name: file.get_tensor(name) for name in worker.start}, Trace.from_json(metadata["trace"])
+            return {name: file.get_tensor(name) for name in worker.start}, Trace.from_json(trace)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OutputError):
             raise
