@@ -16,21 +16,33 @@ import torch
 
 from hf_taskvec.arithmetic import Sum, Term, not_finite
 from hf_taskvec.delta import Delta
-from hf_taskvec.tensors import Source, describe
+from hf_taskvec.tensors import Source, describe, numel
 
 Terms = tuple[Term, ...]
 
+# Elements that a rule works on at a time: what it needs for several vectors then stays near a core.
+_PIECE = 1 << 17
+
+
+def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The rows of a tile in small steps, which depend on the shape alone, as tiles do."""
+    step = max(1, _PIECE // max(1, numel(shape[1:])))
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
 
 class Tiles:
-    """A change of one parameter, tile by tile: what the functions of merging rules read."""
+    """A change of one parameter, piece by piece: what the functions of merging rules read."""
 
     def __init__(self, terms: Terms) -> None:
         self.shape = terms[0].delta.shape
         self._sum = Sum(self.shape, terms)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Every tile in fp32; each is a tensor of its own that may be written to."""
-        return (self.rows(start, stop, self.dtype).float() for start, stop in self._sum.tiles())
+        """Every piece in fp32; each is a tensor of its own that may be written to."""
+        for tile in self._sum.tiles():
+            for start, stop in _pieces(self.shape, *tile):
+                yield self.rows(start, stop, self.dtype).float()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,10 +108,13 @@ class Computed(Delta):
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         statistics = self._wait_for_statistics()
         dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
-        rows = self.function([tiles.rows(start, stop, dtype) for tiles in self._tiles], statistics, start).float()
-        if not rows.sum().isfinite() and not rows.isfinite().all():
-            raise not_finite(self.name)
-        out.add_(rows.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
+        for first, last in _pieces(self.shape, start, stop):
+            inputs = [tiles.rows(first, last, dtype) for tiles in self._tiles]
+            rows = self.function(inputs, statistics, first).float()
+            if not rows.sum().isfinite() and not rows.isfinite().all():
+                raise not_finite(self.name)
+            there = out[first - start : last - start] if self.shape else out
+            there.add_(rows.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
 
 
 class _Once:

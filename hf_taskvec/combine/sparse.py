@@ -117,11 +117,11 @@ def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale:
 
 
 def random_mask(key: str, count: int, step: int) -> torch.Tensor:
-    """`count` random booleans, of which `step` in 65,536 are true on average. The same for the same key, everywhere."""
+    """`count` random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
     draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, size=-(-count // 4), dtype=np.uint64)
     numbers = torch.from_numpy(draws.astype("<u8", copy=False).view("<i2"))[:count]
-    return numbers < step - 32768 if step < 65536 else torch.ones(count, dtype=torch.bool)
+    return numbers.float().lt_(step - 32768)  # as floats, which multiply several times as fast as booleans
 
 
 _NORMALISATIONS = ("count", "weight", "none")
