@@ -60,11 +60,12 @@ def _gap(results: Results) -> "Figure":
 
 
 def _boxes(axes: Any, values: list[list[float]], places: list[float], colour: str, width: Any) -> None:
+    """Boxes from the lower to the upper quartile, whiskers to the extremes, all in one colour."""
     drawn = axes.boxplot(values, positions=places, widths=width, patch_artist=True, manage_ticks=False, whis=(0, 100))
     for box in drawn["boxes"]:
-        box.set(facecolor=colour, alpha=0.5)
-    for line in drawn["medians"]:
-        line.set(color="black")
+        box.set(facecolor=colour, edgecolor=colour, alpha=0.6)
+    for line in (*drawn["medians"], *drawn["whiskers"], *drawn["caps"]):
+        line.set(color=colour, linewidth=2)
 
 
 def _cosines(results: Results) -> "Figure":
@@ -103,10 +104,13 @@ def _tasks(results: Results) -> "Figure":
     """Figures 8 and 9: each task's score by its own model and by the average."""
     figure, (axes,) = _figure(max(6.0, 1.6 * len(results.tasks)), 4)
     first, last = results.outcomes[0], results.outcomes[-1]
-    bars = [("θ_0", results.base, "lightgrey"), (f"single, N = {first.rounds}", first.single, "black")]
-    for number, outcome in enumerate(dict.fromkeys((first, last))):
+    bars = [("θ_0", results.base, "lightgrey")]
+    for outcome, dark, light in ((first, COLOURS[0], "#F0B48C"), (last, COLOURS[1], "#8CC0E0"))[
+        : len(results.outcomes)
+    ]:
         merged = outcome.merged[0]
-        bars.append((f"{merged.rule}, N = {outcome.rounds}", merged.scores, COLOURS[number]))
+        bars.append((f"single, N = {outcome.rounds}", outcome.single, light))
+        bars.append((f"{merged.rule}, N = {outcome.rounds}", merged.scores, dark))
     width = 0.8 / len(bars)
     for number, (label, scores, colour) in enumerate(bars):
         places = [task + (number - (len(bars) - 1) / 2) * width for task in range(len(results.tasks))]

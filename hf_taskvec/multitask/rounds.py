@@ -30,6 +30,7 @@ from hf_taskvec.multitask.exchange import gather_by_task, is_mine, meet, same_ev
 from hf_taskvec.multitask.trace import RoundTrace, Trace, cosines
 from hf_taskvec.multitask.worker import Weights, Worker
 from hf_taskvec.training.blocks import Blocks, mix, read_blocks
+from hf_taskvec.training.memory import check_memory, estimate_memory
 from hf_taskvec.training.models import open_base
 from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.settings import TrainingSettings
@@ -109,6 +110,10 @@ def run_rounds(
     owned = [number for number in range(len(tasks)) if is_mine(number)]
     blocks = together(accelerator, lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
     precision = resolve_precision(settings, accelerator)
+    longest = max((each.length for each in blocks.values()), default=2)
+    estimate = estimate_memory(source.config, settings, longest, precision=precision)
+    on_cpu = accelerator.device.type == "cpu"
+    check_memory(estimate, accelerator.device, sharing=accelerator.num_processes if on_cpu else 1)
     worker = Worker(source, settings, precision)
     data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
