@@ -21,7 +21,7 @@ from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec
 
 _CONFIG = "adapter_config.json"
-_MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
+MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
 _DENSE = ("refuse", "save", "drop")
 
 
@@ -35,8 +35,10 @@ def to_adapter(
     uniform_rank: bool = False,
     dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
+    scale: float = 1.0,
 ) -> Path:
     """See `TaskVector.to_adapter`."""
+    unscaled, vector = vector, vector * scale  # refuses NaN and infinities
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
     own, own_revision = _own_base(vector)
@@ -67,15 +69,23 @@ def to_adapter(
     if rest and dense == "save":
         _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(folder)
-    with new_folder(final, _MARKER, overwrite) as part:
+    with new_folder(final, MARKER, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.close()
         (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-        origin = {"expression": vector.expression, "library": __version__}
-        (part / _MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        origin = {
+            "library": f"hf_taskvec {__version__}",
+            "expression": vector.expression,
+            "vector": vector.provenance.to_json(),
+            "scale": float(scale),
+            "fingerprint": unscaled.fingerprint,
+            "changed_parameters": len(factors) if dense == "drop" else len(vector),
+            "options": {"dense": dense} if rest else {},
+        }
+        (part / MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return final
 
 

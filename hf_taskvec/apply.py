@@ -35,7 +35,10 @@ RECORD = "taskvec_apply.json"
 _PROGRESS = ".progress.json"
 _INDEX = "model.safetensors.index.json"
 # What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*")
+COMPANIONS = (
+    *("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*"),
+    *("LICENSE*", "LICENCE*", "NOTICE*"),  # licences ask that they stay with the weights
+)
 _NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
@@ -99,7 +102,7 @@ def apply(
                 writer.close(sync=False)
         ranks.wait()
         if ranks.is_main:
-            _finish(part, files, scaled, checkpoint, out_dtype)
+            _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint, out_dtype))
     ranks.wait()
     return final
 
@@ -327,9 +330,9 @@ def _digest(path: Path) -> str:
 def _finish(
     part: Path,
     files: Mapping[str, Mapping[str, _Tensor]],
-    vector: TaskVector,
     checkpoint: Checkpoint,
     dtype: torch.dtype | None,
+    record: Mapping[str, Any],
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
     assert checkpoint.folder is not None
@@ -351,14 +354,21 @@ def _finish(
             "weight_map": {name: f for f, each in files.items() for name in each},
         }
         (part / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-    record: dict[str, Any] = {
-        "library": f"hf_taskvec {__version__}",
-        "base": checkpoint.record().to_json(),
-        "vector": vector.provenance.to_json(),
-        "changed_parameters": len(vector),
-    }
     (part / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (part / _PROGRESS).unlink()
+
+
+def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, Any]:
+    """What the output is, for its card: no path of this machine."""
+    return {
+        "library": f"hf_taskvec {__version__}",
+        "base": checkpoint.record().to_json(),
+        "vector": (vector * scale).provenance.to_json(),
+        "scale": float(scale),
+        "fingerprint": vector.fingerprint,
+        "changed_parameters": len(vector),
+        "options": {"dtype": dtype_name(dtype)} if dtype else {},
+    }
 
 
 def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from hf_taskvec.arithmetic import FLOATS
 from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
+from hf_taskvec.readme import stated
 from hf_taskvec.tensors import Source, fingerprint, samples
 from hf_taskvec.vocabulary import vocabulary_digest
 
@@ -158,9 +159,16 @@ class Checkpoint:
         return fingerprint(self.tensors)
 
     def record(self) -> ModelRecord:
-        tokenizer = vocabulary_digest(self.folder) if self.folder else None
+        stated_license, datasets = stated(self.folder) if self.folder else (None, ())
         return ModelRecord(
-            self.name, self.revision, self.layout.architecture, self.fingerprint, self.files, tokenizer=tokenizer
+            self.name,
+            self.revision,
+            self.layout.architecture,
+            self.fingerprint,
+            self.files,
+            stated_license,
+            datasets,
+            vocabulary_digest(self.folder) if self.folder else None,
         )
 
     @property

@@ -44,6 +44,14 @@ class MissingFileError(TaskVectorError, FileNotFoundError):
     """A folder, a shard or a Hub repository that is not there."""
 
 
+class HubError(TaskVectorError, OSError):
+    """The Hub refused a push or could not be reached."""
+
+
+class LeakError(TaskVectorError, ValueError):
+    """A path of this machine, a token or the user's name would have been published."""
+
+
 class MissingNameError(TaskVectorError, KeyError):
     """A parameter or option that does not exist."""
 

@@ -13,6 +13,26 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class License:
+    """A licence as a model card states it: the Hub's ids, and a name and a link for `other`."""
+
+    ids: tuple[str, ...]
+    name: str | None = None
+    link: str | None = None
+
+    def __str__(self) -> str:
+        named = f" ({self.name})" if self.name else ""
+        return " and ".join(self.ids) + named
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if key == "ids" else value for key, value in vars(self).items() if value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "License":
+        return cls(tuple(data["ids"]), data.get("name"), data.get("link"))
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """A model that entered a vector: a Hub id, a folder's name, or the class of a live model."""
 
@@ -22,8 +42,17 @@ class ModelRecord:
     fingerprint: str | None = None
     #: sha256 of each weight file, where the Hub told it
     files: tuple[tuple[str, str], ...] = ()
+    #: what the model's own card states, where it was at hand
+    license: License | None = None
+    datasets: tuple[str, ...] = ()
     #: a digest of the vocabulary, where a tokenizer was beside the weights
     tokenizer: str | None = None
+
+    @property
+    def hub_id(self) -> str | None:
+        """The model's id on the Hub; none for a folder or a live model, whose name leads nowhere."""
+        is_id = self.revision is not None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.name)
+        return self.name if is_id else None
 
     def __str__(self) -> str:
         revision = f"@{self.revision[:12]}" if self.revision else ""
@@ -31,12 +60,20 @@ class ModelRecord:
         return f"{self.name}{revision}{fingerprint}"
 
     def to_json(self) -> dict[str, Any]:
-        found = {k: v for k, v in vars(self).items() if v}
-        return {**found, **({"files": dict(self.files)} if self.files else {})}
+        found: dict[str, Any] = {k: v for k, v in vars(self).items() if v}
+        if self.files:
+            found["files"] = dict(self.files)
+        if self.license:
+            found["license"] = self.license.to_json()
+        if self.datasets:
+            found["datasets"] = list(self.datasets)
+        return found
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
-        return cls(**{**data, "files": tuple(sorted(data.get("files", {}).items()))})
+        files = tuple(sorted(data.get("files", {}).items()))
+        license = License.from_json(data["license"]) if "license" in data else None
+        return cls(**{**data, "files": files, "license": license, "datasets": tuple(data.get("datasets", ()))})
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
     from hf_taskvec.edit import Edit
+    from hf_taskvec.evaluation.report import UnlearningReport
+    from hf_taskvec.hub import Pushed
 
 Pattern = str | re.Pattern[str]
 Model = str | Path | torch.nn.Module
@@ -320,8 +322,9 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         uniform_rank: bool = False,
         dtype: torch.dtype | str = torch.float32,
         overwrite: bool = False,
+        scale: float = 1.0,
     ) -> Path:
-        """Export the vector as a PEFT adapter: at weight 1, the adapter *is* the vector.
+        """Export the vector as a PEFT adapter: at weight 1, the adapter *is* the vector (times `scale`).
 
         Args:
             folder: the folder to write.
@@ -335,6 +338,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             uniform_rank: pad all factors to one rank, as some serving engines want it.
             dtype: of the stored factors.
             overwrite: replace an earlier export in the folder (never an adapter that was trained there).
+            scale: λ.
         """
         from hf_taskvec.adapter import to_adapter
 
@@ -347,7 +351,43 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             uniform_rank=uniform_rank,
             dtype=parse_dtype(dtype),
             overwrite=overwrite,
+            scale=scale,
         )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        base: str | Path | None = None,
+        scale: float = 1.0,
+        report: "UnlearningReport | str | Path | None" = None,
+        private: bool | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        commit_message: str | None = None,
+        token: str | bool | None = None,
+    ) -> "Pushed":
+        """Push the vector to the Hub, with its card, in one commit. `TaskVector.load(repo_id)` brings it back.
+
+        Args:
+            base: push the model `base + scale * vector` instead, streamed: no model is ever in memory.
+            scale: λ.
+            report: of a sweep of this vector; the card shows its table and plot.
+            private, revision, create_pr, commit_message, token: as in transformers.
+        """
+        from hf_taskvec.hub import push_merged, push_vector
+
+        options: dict[str, Any] = {
+            "report": report,
+            "private": private,
+            "revision": revision,
+            "create_pr": create_pr,
+            "commit_message": commit_message,
+            "token": token,
+        }
+        if base is not None:
+            return push_merged(self, base, repo_id, scale=scale, **options)
+        return push_vector(self if scale == 1.0 else self * scale, repo_id, **options)
 
     # The mapping.
 

@@ -8,8 +8,10 @@ server and a cache of its own.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from hub_server import HubServer
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from edited import Edited
     from tiny import TinyModels
 
 if "huggingface_hub" in sys.modules:
@@ -52,3 +55,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     from tiny import TinyModels  # not before the environment is set: it imports transformers
 
     return TinyModels(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as a user gets it: built as a wheel, and installed with its command."""
+    folder = tmp_path_factory.mktemp("installed")
+    root = Path(__file__).parents[1]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", str(root), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder / "wheel")]
+    subprocess.run(wheel, check=True)
+    found = next((folder / "wheel").glob("*.whl"))
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(found)], check=True)
+    return folder / "site"
+
+
+@pytest.fixture(scope="session")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Edited:
+    """A base, a fine-tune, two books, and a sweep of the edit, each made when first asked for."""
+    from edited import Edited
+
+    return Edited(tmp_path_factory.mktemp("edited"))

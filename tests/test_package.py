@@ -15,7 +15,7 @@ ROOT = Path(hf_taskvec.__file__).parent
 # Which way imports point: to a lower layer, or within one. A module that is not named here is of the top layer.
 LAYERS = [
     {"_version", "errors"},
-    {"names", "tensors", "provenance", "vocabulary"},
+    {"names", "tensors", "provenance", "readme", "vocabulary"},
     {"delta", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
     {
         "checkpoint",
@@ -161,7 +161,7 @@ def test_the_version_is_in_one_place() -> None:
     holders = [path.name for path in ROOT.rglob("*.py") if hf_taskvec.__version__ in path.read_text("utf-8")]
     assert holders == ["_version.py"]
     project = (ROOT.parent / "pyproject.toml").read_text("utf-8")
-    assert 'version = { attr = "hf_taskvec._version.__version__" }' in project
+    assert '[tool.hatch.version]\npath = "hf_taskvec/_version.py"' in project
     assert f'"{hf_taskvec.__version__}"' not in project
 
 

@@ -151,7 +151,7 @@ def load_book(
     Args:
         source: a `.txt` file; a folder (its `.txt` files in order of name, or what `Dataset.save_to_disk`
             wrote); a data set with a `text` column, or with ready-made pairs in MUSE's columns
-            (`prompt`/`gt`, `question`/`answer`); or the id of such a data set on the Hub.
+            (`prompt`/`gt`, `question`/`answer`); or the id of such a data set on the Hub, also `id@revision`.
         name (`str`, *optional*): what tables call the book; the file's name without one.
         role (`"forget"`, `"aligned"` or `"retain"`): what an edit is meant to do to it.
         split_by (`"blocks"` or `"chapters"`): what is seen or held out as a whole. Both end with a sentence.
@@ -228,15 +228,16 @@ def _read(
             raise MissingFileError(f"the folder {path.name!r} holds no .txt file and no saved data set")
         cleaned = (texts.strip_gutenberg(texts.decode(f.read_bytes(), f.name, encoding)) for f in files)
         return path.name, "\n\n".join(cleaned), []
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) or path.suffix == ".txt":
+    name, _, revision = str(source).partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.suffix == ".txt":
         raise MissingFileError(f"no book at {str(source)!r}: it is neither a file, a folder nor the id of a data set")
     import datasets
 
     try:
-        loaded = datasets.load_dataset(str(source), config, split=split)
+        loaded = datasets.load_dataset(name, config, split=split, revision=revision or None)
     except (FileNotFoundError, ConnectionError, ValueError) as error:
         raise MissingFileError(f"no book at {str(source)!r}, here or on the Hub (split {split!r}): {error}") from error
-    return _read_dataset(loaded, str(source).split("/")[-1])
+    return _read_dataset(loaded, name.split("/")[-1])
 
 
 def _read_dataset(dataset: "datasets.Dataset", name: str) -> tuple[str, str, list[tuple[str, str]]]:

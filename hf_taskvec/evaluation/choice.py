@@ -56,12 +56,26 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping."""
+    """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping.
+
+    Args:
+        scale (`float`, *optional*): the chosen λ.
+        reason (`str`): why this one, or why none, in a sentence.
+        metric (`str`): the memory metric that decided.
+        target_from (`"reference"` or `"held_out"`): where the never-seen level comes from.
+        reference (`str`, *optional*): the name of the reference model.
+        margin (`float`): "as if never seen" means within ± this of the never-seen level.
+        retain_bound (`float`): the share of its score that a retained book may lose.
+        candidates (`tuple[Candidate]`): every λ on the half that chooses.
+        confirmation (`Confirmation`, *optional*): the chosen λ on the other half.
+        pareto (`tuple[float]`): the λ that no other beats both in forgetting and in keeping.
+    """
 
     scale: float | None
     reason: str
     metric: str
-    target_from: Literal["retrain", "held_out"]
+    target_from: Literal["reference", "held_out"]
+    reference: str | None
     margin: float
     retain_bound: float
     candidates: tuple[Candidate, ...]
@@ -92,6 +106,7 @@ def choose(
     margin: float,
     retain_bound: float,
     draws: Draws,
+    reference: str | None = None,
 ) -> Choice:
     """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
 
@@ -102,6 +117,7 @@ def choose(
         margin (`float`): "as if never seen" means that the interval of the difference lies within ± this.
         retain_bound (`float`): the share of its score at λ=0 that a retained book may lose.
         draws (`Draws`): for the intervals.
+        reference (`str`, *optional*): the name of the model that gave the halves' `reference` values.
     """
     sign = 1.0 if metric.higher else -1.0
     candidates = []
@@ -137,7 +153,8 @@ def choose(
         scale=chosen,
         reason=reason,
         metric=metric.name,
-        target_from="held_out" if choosing.reference is None else "retrain",
+        target_from="held_out" if choosing.reference is None else "reference",
+        reference=reference,
         margin=margin,
         retain_bound=retain_bound,
         candidates=tuple(candidates),

@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.cache import roomy_cache
 from hf_taskvec.evaluation.plan import Task
 from hf_taskvec.evaluation.protocols import Decoding
 
@@ -43,7 +44,6 @@ class Generator:
         self.likelihood = likelihood
         self.model, self.tokenizer, self.decoding, self.seed = model, tokenizer, decoding, seed
         self.model_seconds = 0.0
-        self.rows_generated = 0
         self._owner = _generation_config_owner(model)
         self._skips_logits = "logits_to_keep" in signature(self._owner.forward).parameters
         own = self._owner.generation_config
@@ -84,7 +84,6 @@ class Generator:
         views = self._views(tasks, set_rows) if self.likelihood else [((), ())] * len(tasks)
         set_rows(slice(0, len(tasks)))
         outputs = self._generate(tasks)
-        self.rows_generated += len(tasks)
         texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
 
@@ -101,14 +100,16 @@ class Generator:
         if not self.decoding.greedy:
             keys = [task.passage.key for task in tasks]
             processors.append(_SampleByPassage(keys, self.seed, self.decoding.temperature, self.decoding.top_p))
+        new = max(task.new_tokens for task in tasks)
         with self._in_model():
             out = self.model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                max_new_tokens=max(task.new_tokens for task in tasks),
+                max_new_tokens=new,
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
+                past_key_values=roomy_cache(self._owner, width + new),
                 logits_processor=processors,
             )
         watch.raise_if_broken(tasks)
@@ -160,8 +161,7 @@ class Generator:
         self.model_seconds += time.perf_counter() - begin
 
     def _device(self) -> torch.device:
-        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the "
-        "rest."""
+        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the rest."""
         device = self.model.get_input_embeddings().weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
@@ -185,8 +185,7 @@ def _generation_config_owner(model: Any) -> Any:
 
 def _broken(task: Task) -> BadValueError:
     return BadValueError(
-        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at "
-        f"this λ "
+        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at this λ "
         "(an overflow of float16, or a |λ| that is too large). Finished passages stay in the store"
     )
 

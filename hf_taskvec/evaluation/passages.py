@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation import protocols
-from hf_taskvec.evaluation.books import SPLITS, Book, Section, Split
+from hf_taskvec.evaluation.books import SPLITS, Book, Pair, Section, Split
 from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.evaluation.text import Span, sentences
 
@@ -81,15 +81,24 @@ def _sample(candidates: list[Passage], protocol: Protocol) -> list[Passage]:
 def _given(book: Book, split: Split, protocol: Protocol, tokenizer: Any) -> Iterator[Passage]:
     for pair in book.pairs:
         if pair.split == split:
-            ids = tokenizer(pair.answer, add_special_tokens=False)["input_ids"][: protocol.answer_length]
-            answer = tokenizer.decode(ids, skip_special_tokens=True)
-            body = answer.lstrip()
-            gap = answer[: len(answer) - len(body)]
+            gap = pair.answer[: len(pair.answer) - len(pair.answer.lstrip())]
             if not gap and not pair.prompt[-1:].isspace():
                 gap = " "
+            body = _cut(pair, gap, protocol, tokenizer).lstrip()
             if not body or not pair.prompt.strip():
                 raise BadValueError(f"book {book.name!r} has a pair with an empty prompt or answer; remove it")
             yield _passage(book, split, protocol, pair.prompt, gap, body)
+
+
+def _cut(pair: Pair, gap: str, protocol: Protocol, tokenizer: Any) -> str:
+    """The first `answer_length` tokens of a ready-made answer, counted as the protocol says."""
+    if protocol.cut == "after_prompt":
+        before = len(tokenizer(pair.prompt)["input_ids"])
+        ids = tokenizer(pair.prompt + gap + pair.answer.lstrip())["input_ids"][before:]
+    else:
+        ids = tokenizer(pair.answer, add_special_tokens=protocol.cut == "with_specials")["input_ids"]
+    ids = ids[: protocol.answer_length]
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def _placed(book: Book, split: Split, protocol: Protocol, tokenizer: Any) -> Iterator[Passage]:

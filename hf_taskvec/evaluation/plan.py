@@ -5,8 +5,8 @@ the passages, the values of λ and the batch size alone, never on how many proce
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_taskvec.errors import BadValueError
@@ -45,6 +45,11 @@ class Plan:
         """sha256 of the batches; reports with the same hash had the same composition of every batch."""
         return hashlib.sha256(repr(self.batches).encode()).hexdigest()
 
+    def with_halved(self, parts: Mapping[int, Sequence[tuple[Row, ...]]]) -> "Plan":
+        """The plan as it was carried out: some batches, by number, in the parts that memory allowed."""
+        batches = [part for i, batch in enumerate(self.batches) for part in parts.get(i, (batch,))]
+        return replace(self, batches=tuple(batches))
+
 
 def make_tasks(
     passages: Sequence[Passage], protocol: Protocol, tokenizer: Any, context: int | None
@@ -73,10 +78,8 @@ def make_tasks(
         needed = len(prompt) + max(new, len(answer))
         if context is not None and needed > context:
             raise BadValueError(
-                f"passage {passage.id} needs {needed} tokens ({len(prompt)} of prompt), but the model's "
-                f"context "
-                f"has {context}; use shorter passages, as in protocols.get({protocol.name!r}, "
-                f"prompt_length=..., "
+                f"passage {passage.id} needs {needed} tokens ({len(prompt)} of prompt), but the model's context "
+                f"has {context}; use shorter passages, as in protocols.get({protocol.name!r}, prompt_length=..., "
                 "answer_length=...), or a model with a longer context"
             )
         tasks.append(Task(passage, tuple(prompt), tuple(answer), new))

@@ -3,25 +3,39 @@
 import textwrap
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import figures
+from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.evaluation.books import Split
 from hf_taskvec.evaluation.metrics import METRICS
-from hf_taskvec.evaluation.report import PassageResult, UnlearningReport
+from hf_taskvec.evaluation.report import BookInfo, PassageResult, UnlearningReport
 from hf_taskvec.figures import COLOURS, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = {"rouge_l": "Rouge-L (F1)", "perplexity": "perplexity (log scale)"}
+_LEVEL: Any = {"linestyle": (0, (1, 2)), "linewidth": 1.8}
 _WIDTH = 54  # characters in a column of the page of samples
 
 
-def render(report: UnlearningReport) -> dict[str, bytes]:
-    """Every plot as PNG and SVG, by file name."""
+def ensure_matplotlib() -> None:
+    """An error now instead of after a long sweep."""
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "plots need matplotlib: pip install 'hf-taskvec[plots]'; without it, run the sweep without output= and "
+            "save its report with plots=False"
+        )
+
+
+def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
+    ensure_matplotlib()
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
-    return figures.render({name: partial(draw, report) for name, draw in pages.items()})
+    wanted = {name: partial(draw, report) for name, draw in pages.items() if only is None or name in only}
+    return figures.render(wanted)
 
 
 def scores_figure(report: UnlearningReport) -> "Figure":
@@ -46,6 +60,9 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                 axes.plot(x, [s.value.value for s in found], label=label, markersize=6, linewidth=2, **look(i))
                 low, high = [s.value.low for s in found], [s.value.high for s in found]
                 axes.fill_between(x, low, high, color=COLOURS[i % 7], alpha=0.15, linewidth=0)
+                if (level := _never_seen(report, book, metric, split)) is not None:
+                    name = report.references[0].name
+                    axes.axhline(level, label=f"{book.name}: {name}", **_LEVEL, color=COLOURS[i % 7])
             if metric == "perplexity":
                 axes.set_yscale("log")
                 for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -100,6 +117,10 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             for text, a, b in _labels(report.scales, x, y):
                 place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
                 axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
+    for i, book in enumerate(report.books):
+        if (level := _never_seen(report, book, metric.name, "seen")) is not None:
+            label = f"{book.name}: {report.references[0].name}"
+            axes.axvline(level, label=label, **_LEVEL, color=COLOURS[i % 7])
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
     else:
@@ -121,9 +142,9 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
 
     chosen = report.choice.scale if report.choice is not None else None
     scale = chosen or report.scales[-1]  # if λ=0 is chosen there is no "after"
-    rows = [p for book in report.books for p in _telling(report, book.name, scale, each)]
+    rows = [p for book in report.books for p in _telling(report, book.name, each)]
     columns = ("prompt (its end)", "true continuation", "λ = 0", f"λ = {scale:g}".replace("-", "−"))
-    cells = [(_wrap("… " + p.prompt[-220:]), _wrap(p.answer), _wrap(_at(p, 0.0)), _wrap(_at(p, scale))) for p in rows]
+    cells = [(_wrap(_end(p.prompt)), _wrap(p.answer), _wrap(_at(p, 0.0)), _wrap(_at(p, scale))) for p in rows]
     heights = [max(cell.count("\n") + 1 for cell in row) + 2.2 for row in cells]
     line = 0.155  # inches
     total = sum(heights) * line + 1.1
@@ -135,7 +156,8 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     text: dict[str, Any] = {"va": "top", "parse_math": False}
     for i, title in enumerate(columns):
         axes.text(i, 0.5, title, fontsize=12, weight="bold", **text)
-    axes.text(0, 0.15, f"Sample generations ({report.protocol.id})", fontsize=12, color="0.35", **text)
+    what = "Sample generations: of each book the seen passages that were known best at λ = 0"
+    axes.text(0, 0.15, f"{what} ({report.protocol.id})", fontsize=12, color="0.35", **text)
     y = 0.9
     for passage, row, height in zip(rows, cells, heights, strict=True):
         axes.plot([0, 3.98], [y - 0.06] * 2, color="0.8", linewidth=1)
@@ -147,6 +169,15 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
             axes.text(i, y + line * 1.2, cell, fontsize=8.5, family="monospace", linespacing=1.15, **text)
         y += height * line
     return figure
+
+
+def _never_seen(report: UnlearningReport, book: BookInfo, metric: str, split: Split) -> float | None:
+    """What the first reference model scores on a book to forget: the level that forgetting aims at."""
+    if book.role != "forget" or not report.references:
+        return None
+    wanted = (report.references[0].name, book.name, metric, split)
+    found = (s for s in report.reference_scores if (s.reference, s.book, s.metric, s.split) == wanted)
+    return next((score.value.value for score in found), None)
 
 
 def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:
@@ -163,7 +194,7 @@ def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tup
     return [(", ".join(f"{n:g}" for n in names).replace("-", "−"), a, b) for names, a, b in found]
 
 
-def _telling(report: UnlearningReport, book: str, scale: float, most: int) -> list[PassageResult]:
+def _telling(report: UnlearningReport, book: str, most: int) -> list[PassageResult]:
     """The seen passages that were known best at λ=0: there is something to forget."""
     found = [p for p in report.passages if p.book == book and p.split == "seen"]
     return sorted(found, key=lambda p: -p.at[0].values["rouge_l"])[:most]
@@ -171,6 +202,11 @@ def _telling(report: UnlearningReport, book: str, scale: float, most: int) -> li
 
 def _at(passage: PassageResult, scale: float) -> str:
     return next(found.output for found in passage.at if found.scale == scale) or "(empty)"
+
+
+def _end(prompt: str, most: int = 220) -> str:
+    """The last words of a prompt."""
+    return prompt if len(prompt) <= most else "… " + prompt[-most:].split(" ", 1)[-1]
 
 
 def _wrap(text: str, lines: int = 8) -> str:

@@ -6,7 +6,10 @@ put into one table only if they agree. `taskvec-v1` is ours and the default; the
 - `ssu-v1`: Dou et al. 2024, first version, which the main paper used, scored with `rouge_score`;
   `ssu-v1-pypi` is the same with the scorer that its authors ran (the PyPI package `rouge`).
 - `ssu-v2`: its second version, sampled. Its authors' default prompt also contains the answer; ours does not.
-- `muse-verbmem`: Shi et al. 2024, on ready-made prompts. `open-unlearning`: the same, but with stemmed words.
+  In both, a word is what stands between white space (the authors count NLTK's tokens, punctuation among
+  them), and the answer is what truly follows the prompt (the first version goes on at the next sentence).
+- `muse-verbmem`: Shi et al. 2024, on ready-made prompts. `open-unlearning`: the same pairs, but stemmed words,
+  and the target is cut where its tokens follow the prompt's.
 """
 
 import hashlib
@@ -19,6 +22,9 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 Unit = Literal["words", "tokens"]
 Placement = Literal["disjoint", "random", "stride", "given"]
 Scorer = Literal["rouge_l", "rouge_l_stemmed", "pypi_rouge_l"]
+Cut = Literal["alone", "with_specials", "after_prompt"]
+# Fields that were added later, with what they meant before: at that value they leave the hashes of old alone.
+_LATER = {"cut": "alone"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,9 @@ class Protocol:
         decoding (`Decoding`): greedy or sampled, and for how long.
         scorer: `rouge_l`, `rouge_l_stemmed` or `pypi_rouge_l`.
         score_factor (`float`): scores are multiplied by it (MUSE reports percent).
+        cut: which tokens of a ready-made answer count towards `answer_length`. `"alone"`: those of the answer
+            by itself; `"with_specials"`: also the beginning-of-text token that the tokenizer puts before it,
+            as MUSE counts; `"after_prompt"`: those that follow the prompt's when both are one text.
     """
 
     name: str
@@ -83,6 +92,7 @@ class Protocol:
     decoding: Decoding = Decoding()
     scorer: Scorer = "rouge_l"
     score_factor: float = 1.0
+    cut: Cut = "alone"
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1 or self.answer_length < 1:
@@ -122,7 +132,8 @@ class Protocol:
 
 
 def _digest(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    kept = {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 OURS = Protocol(
@@ -154,6 +165,7 @@ _MUSE = Protocol(
     placement="given",
     decoding=Decoding(max_new_tokens=128),
     score_factor=100.0,
+    cut="with_specials",
 )
 _ALL = {
     protocol.name: protocol
@@ -175,7 +187,7 @@ _ALL = {
             decoding=Decoding(temperature=0.4, top_p=0.8),
         ),
         _MUSE,
-        replace(_MUSE, name="open-unlearning", scorer="rouge_l_stemmed", score_factor=1.0),
+        replace(_MUSE, name="open-unlearning", scorer="rouge_l_stemmed", score_factor=1.0, cut="after_prompt"),
     )
 }
 

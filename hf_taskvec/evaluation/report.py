@@ -4,13 +4,16 @@
 
 - `schema`, `version`: what the file is; the version goes up whenever a field changes its meaning.
 - `protocol`: the protocol's fields and hash; only reports with the same hash may share a table.
-- `model`, `edit`, `reference`: fingerprints of the model at λ=0, the edit, and the retrained model if given.
+- `model`, `edit`: fingerprints of the model at λ=0 and of the edit.
+- `references`: models to compare with, by the names that the caller gave them, with their fingerprints and
+  batch plans. λ is chosen against the first; that it never saw the forget books is the caller's word.
 - `scales`: the values of λ, 0 first.
 - `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition.
 - `books`: name, role, fingerprint, seed, and the number of passages in each split.
 - `leaks`, `left_out`: the leak check over all books together, and how many passages it left out.
 - `scores`: for each book, split, λ and metric the value, and the paired difference and relative change (a
   fraction) against λ=0, each with its confidence interval.
+- `reference_scores`: the same for each reference model, compared with the model at λ=0.
 - `tests`: for each λ, on all seen passages, whether one book lost more than another: forget against retain,
   aligned against retain, forget against aligned. The losses (shares of each book's score at λ=0), their
   difference with its interval, and the p-value of a one-sided permutation test. See `losses.LossTest`.
@@ -18,7 +21,7 @@
 - `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
   Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
   whether that is `as_if_never_seen`, what the retained books lost, and the `tests` at the chosen λ.
-- `passages`: prompt, true answer, and for each λ the output and all values.
+- `passages`: prompt, true answer, and for each λ and each reference the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
 - `versions`: of Python and the libraries.
 - `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
@@ -43,10 +46,13 @@ from hf_taskvec.evaluation.statistics import Interval
 
 SCHEMA = "hf_taskvec/unlearning-report"
 VERSION = 2
+UNNAMED = "reference"  # the name of a reference model whose caller gave it none
 
 
 @dataclass(frozen=True)
 class MetricInfo:
+    """What a metric of the report means, and which way is up."""
+
     name: str
     kind: str
     higher: bool
@@ -55,6 +61,8 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class BookInfo:
+    """A book of the report; `seen` and `held_out` count its passages."""
+
     name: str
     role: Role
     fingerprint: str
@@ -78,7 +86,33 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ReferenceInfo:
+    """A model to compare with: its name in tables, its fingerprint, and the batches it was asked in."""
+
+    name: str
+    model: str
+    batch_size: int
+    plan: str
+
+
+@dataclass(frozen=True)
+class ReferenceScore:
+    """A score of a reference model. `difference` and `relative` compare it with λ=0 on the same passages."""
+
+    reference: str
+    book: str
+    split: Split
+    metric: str
+    n: int
+    value: Interval
+    difference: Interval
+    relative: Interval | None
+
+
+@dataclass(frozen=True)
 class Membership:
+    """How well Min-K % tells the seen passages of a book from its held-out ones."""
+
     book: str
     scale: float
     auc: Interval
@@ -94,17 +128,31 @@ class At:
 
 
 @dataclass(frozen=True)
+class AtReference:
+    """A passage asked of a reference model."""
+
+    reference: str
+    output: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class PassageResult:
+    """A passage, what the model wrote after it at each λ, and what each reference model wrote."""
+
     id: str
     book: str
     split: Split
     prompt: str
     answer: str
     at: tuple[At, ...]
+    references: tuple[AtReference, ...] = ()
 
 
 @dataclass(frozen=True)
 class Settings:
+    """How the numbers were drawn, and the batch plan: which passages went through the model together."""
+
     seed: int
     resamples: int
     level: float
@@ -117,6 +165,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Timing:
+    """How long it took, over the sweep and its references; `model_seconds` were spent inside the model."""
+
     seconds: float
     model_seconds: float
     generated: int
@@ -133,13 +183,14 @@ class UnlearningReport:
     protocol: Protocol
     model: str
     edit: str
-    reference: str | None
+    references: tuple[ReferenceInfo, ...]
     scales: tuple[float, ...]
     metrics: tuple[MetricInfo, ...]
     books: tuple[BookInfo, ...]
     leaks: LeakReport
     left_out: int
     scores: tuple[Score, ...]
+    reference_scores: tuple[ReferenceScore, ...]
     tests: tuple[LossTest, ...]
     membership: tuple[Membership, ...]
     choice: Choice | None
@@ -225,17 +276,23 @@ class UnlearningReport:
         if not path.is_file():
             raise MissingFileError(f"no report at {str(path)!r}; `UnlearningReport.save(folder)` writes one")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), path.name)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CorruptFileError(f"{path.name} is damaged ({error}); run the sweep again") from error
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
+        """The report that `to_dict` described; `name` is what an error calls it."""
+        try:
             if content["schema"] != SCHEMA or content["version"] != VERSION:
                 raise CorruptFileError(
-                    f"{path.name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
-                    f"reads "
-                    f"{SCHEMA!r} version {VERSION}"
+                    f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
+                    f"reads {SCHEMA!r} version {VERSION}"
                 )
             report = _build(cls, {**content, "protocol": None})
             return replace(report, protocol=Protocol.from_dict(content["protocol"]))
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise CorruptFileError(f"{path.name} is damaged or no report ({error}); run the sweep again") from error
+        except (KeyError, TypeError) as error:
+            raise CorruptFileError(f"{name} is damaged or no report ({error!r}); run the sweep again") from error
 
 
 def _plain(value: Any) -> Any:

@@ -39,6 +39,13 @@ class Draws:
     permutations: int = 10_000
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.resamples < 1 or self.permutations < 1 or not 0 < self.level < 1:
+            raise BadValueError(
+                f"resamples={self.resamples} and permutations={self.permutations} must be positive, "
+                f"level={self.level} in (0, 1)"
+            )
+
     def bootstrap(self, n: int) -> "Bootstrap":
         return Bootstrap(n, self.resamples, self.level, self.seed)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_taskvec.errors import BadValueError, CorruptFileError
+from hf_taskvec.errors import CorruptFileError, OutputError
 from hf_taskvec.evaluation.generation import Continuation
 from hf_taskvec.evaluation.plan import Task
 from hf_taskvec.evaluation.protocols import Protocol
@@ -94,10 +94,10 @@ class Store:
             partial.replace(target)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise BadValueError(
+            raise OutputError(
                 f"the store {self.folder.name!r} cannot be written: {error.strerror}. Free some space or "
                 "name another folder; what is finished stays there"
-            ) from error
+            ) from None
 
 
 def ensure_writable(folder: Path) -> None:
@@ -108,9 +108,10 @@ def ensure_writable(folder: Path) -> None:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise BadValueError(
-            f"the folder {str(folder)!r} cannot be written: {error.strerror}. Name another one, or change its rights"
-        ) from error
+        # `from None`: the cause would print the whole path.
+        raise OutputError(
+            f"the folder {folder.name!r} cannot be written: {error.strerror}. Name another one, or change its rights"
+        ) from None
 
 
 def _digest(body: Any) -> str:

@@ -1,7 +1,7 @@
 """From the values of single passages to the numbers of a report: intervals, tests, membership, choice."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,8 +11,8 @@ from hf_taskvec.evaluation.books import SPLITS, Split
 from hf_taskvec.evaluation.choice import Choice, Half, choose
 from hf_taskvec.evaluation.losses import LossTest, loss_tests
 from hf_taskvec.evaluation.metrics import METRICS, Metric
-from hf_taskvec.evaluation.report import BookInfo, Membership, PassageResult, Score
-from hf_taskvec.evaluation.statistics import Array, Draws, auc_interval
+from hf_taskvec.evaluation.report import BookInfo, Membership, PassageResult, ReferenceScore, Score
+from hf_taskvec.evaluation.statistics import Array, Bootstrap, Draws, Interval, auc_interval
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Values:
     Args:
         passages: the results, each with the same values of λ.
         scales: those values, 0 first.
-        reference: the values of a model that never saw the forget books, by passage id.
+        references: the names of the reference models; λ is chosen against the first.
     """
 
     passages: Sequence[PassageResult]
     scales: Sequence[float]
-    reference: dict[str, dict[str, float]] | None = None
+    references: Sequence[str] = ()
 
     @property
     def metrics(self) -> list[Metric]:
@@ -35,39 +35,60 @@ class Values:
         return [metric for name, metric in METRICS.items() if name in self.passages[0].at[0].values]
 
     def ids(self, book: str, split: Split) -> list[str]:
+        """The ids of a book's passages."""
         return [p.id for p in self.passages if p.book == book and p.split == split]
 
     def column(self, ids: Sequence[str], scale: float, metric: str) -> Array:
+        """The values of these passages, in the order of `passages`, as everywhere: so columns pair."""
         wanted, place = set(ids), self.scales.index(scale)
         return np.array([p.at[place].values[metric] for p in self.passages if p.id in wanted])
 
-    def reference_column(self, ids: Sequence[str], metric: str) -> Array | None:
-        if self.reference is None:
-            return None
-        return np.array([self.reference[name][metric] for name in ids])
+    def reference_column(self, ids: Sequence[str], reference: str, metric: str) -> Array:
+        """The same of a reference model."""
+        wanted, place = set(ids), self.references.index(reference)
+        return np.array([p.references[place].values[metric] for p in self.passages if p.id in wanted])
 
 
 def all_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Score, ...]:
     """Every metric of every book and split at every λ, compared with λ=0 on the same passages."""
     scores = []
-    for book in books:
-        for split in SPLITS:
-            ids = values.ids(book.name, split)
-            if not ids:
-                continue
+    for book, split, ids in _groups(values, books):
+        draw = draws.bootstrap(len(ids))
+        for metric in values.metrics:
+            before = values.column(ids, 0.0, metric.name)
+            for scale in values.scales:
+                here = values.column(ids, scale, metric.name)
+                change = _change(draw, here, before, metric) if scale != 0 else (None, None)
+                value = draw.mean(here, metric.geometric)
+                scores.append(Score(book, split, scale, metric.name, len(ids), value, *change))
+    return tuple(scores)
+
+
+def reference_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[ReferenceScore, ...]:
+    """Every metric of every book and split for the reference models, compared with λ=0 on the same passages."""
+    scores = []
+    for name in values.references:
+        for book, split, ids in _groups(values, books):
             draw = draws.bootstrap(len(ids))
             for metric in values.metrics:
-                before = values.column(ids, 0.0, metric.name)
-                for scale in values.scales:
-                    here = values.column(ids, scale, metric.name)
-                    change = relative = None
-                    if scale != 0:
-                        change = draw.difference(here, before, metric.geometric)
-                        if metric.ratio:
-                            relative = draw.relative(here, before, metric.geometric)
-                    value = draw.mean(here, metric.geometric)
-                    scores.append(Score(book.name, split, scale, metric.name, len(ids), value, change, relative))
+                here = values.reference_column(ids, name, metric.name)
+                change = _change(draw, here, values.column(ids, 0.0, metric.name), metric)
+                value = draw.mean(here, metric.geometric)
+                scores.append(ReferenceScore(name, book, split, metric.name, len(ids), value, *change))
     return tuple(scores)
+
+
+def _groups(values: Values, books: Sequence[BookInfo]) -> Iterator[tuple[str, Split, list[str]]]:
+    for book in books:
+        for split in SPLITS:
+            if ids := values.ids(book.name, split):
+                yield book.name, split, ids
+
+
+def _change(draw: Bootstrap, here: Array, before: Array, metric: Metric) -> tuple[Interval, Interval | None]:
+    """The paired difference, and the relative one where a share means something."""
+    relative = draw.relative(here, before, metric.geometric) if metric.ratio else None
+    return draw.difference(here, before, metric.geometric), relative
 
 
 def all_loss_tests(values: Values, books: Sequence[BookInfo], metric: Metric, draws: Draws) -> tuple[LossTest, ...]:
@@ -116,22 +137,22 @@ def choose_scale(
             random.Random(f"{draws.seed}/{book.name}/{split}/halves").shuffle(ids)
             halves[0][book.name, split], halves[1][book.name, split] = ids[::2], ids[1::2]
 
+    against = values.references[0] if values.references else None
+
     def half(ids: dict[tuple[str, Split], list[str]]) -> Half:
-        seen = sorted(name for book in forget for name in ids[book, "seen"])
-        held = sorted(name for book in forget for name in ids[book, "held_out"])
-        # `column` answers in the order of the passages, and the reference must follow it.
-        order = [p.id for p in values.passages if p.id in set(seen)]
+        seen = [name for book in forget for name in ids[book, "seen"]]
+        held = [name for book in forget for name in ids[book, "held_out"]]
         return Half(
             forget={s: values.column(seen, s, metric.name) for s in values.scales},
             retain={
                 book: {s: values.column(ids[book, "seen"], s, metric.name) for s in values.scales} for book in retain
             },
             held_out=values.column(held, 0.0, metric.name),
-            reference=values.reference_column(order, metric.name),
+            reference=None if against is None else values.reference_column(seen, against, metric.name),
         )
 
     choosing, reporting = half(halves[0]), half(halves[1])
-    kind: Literal["retrain", "held_out"] = "held_out" if values.reference is None else "retrain"
+    kind: Literal["reference", "held_out"] = "held_out" if against is None else "reference"
     smallest = min(
         len(part)
         for h in (choosing, reporting)
@@ -139,7 +160,7 @@ def choose_scale(
     )
     if smallest == 0:
         reason = "no λ can be chosen: there are too few passages, or neither held-out ones nor a reference model"
-        return Choice(None, reason, metric.name, kind, margin, retain_bound, (), None, ())
+        return Choice(None, reason, metric.name, kind, against, margin, retain_bound, (), None, ())
     found = choose(
         values.scales,
         choosing,
@@ -148,6 +169,7 @@ def choose_scale(
         margin=margin,
         retain_bound=retain_bound,
         draws=draws,
+        reference=against,
     )
     if found.confirmation is None or not found.scale:
         return found

@@ -3,7 +3,8 @@
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,16 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation import protocols, summary
 from hf_taskvec.evaluation.books import Book
 from hf_taskvec.evaluation.leaks import check_leaks, without_leaks
-from hf_taskvec.evaluation.metrics import METRICS, Outcome, measure
+from hf_taskvec.evaluation.metrics import METRICS, Metric, Outcome, measure
 from hf_taskvec.evaluation.passages import Passage, find_passages
 from hf_taskvec.evaluation.report import (
+    UNNAMED,
     At,
+    AtReference,
     BookInfo,
     MetricInfo,
     PassageResult,
+    ReferenceInfo,
     Settings,
     Timing,
     UnlearningReport,
@@ -27,9 +31,7 @@ from hf_taskvec.evaluation.report import (
 from hf_taskvec.evaluation.statistics import Draws
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.generation import Continuation
-    from hf_taskvec.evaluation.plan import Task
-    from hf_taskvec.evaluation.runner import Edit, Work
+    from hf_taskvec.evaluation.runner import Asked, Edit
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
 
@@ -69,7 +71,9 @@ def sweep(
         books: their roles say what is to be forgotten and what kept.
         protocol: a name or a `Protocol`; ours by default.
         tokenizer: of the model; loaded from where the model came from without it.
-        reference: a model that never saw the forget books, if there is one (retrained without them).
+        reference: a model that never saw the forget books, if there is one; or several models under the
+            names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is chosen
+            against the first. They share the tokenizer.
         output: folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
         store: folder of finished passages; an interrupted sweep continues from it.
         batch_size: rows in one batch; found automatically without it.
@@ -82,71 +86,45 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
-    from hf_taskvec.evaluation.runner import NoEdit, agree, processes
+    from hf_taskvec.evaluation.plots import ensure_matplotlib
+    from hf_taskvec.evaluation.runner import NoEdit, ask, processes
+    from hf_taskvec.evaluation.store import Store, ensure_writable
 
     begin = time.perf_counter()
     state = processes()
     protocol = protocols.get(protocol)
     books = (books,) if isinstance(books, Book) else tuple(books)
     scales = _checked_scales(scales)
+    draws = Draws(resamples, level, permutations, seed)
+    decisive = _decisive(metric, likelihood, margin)
+    others = _references(reference)
+    edit = NoEdit() if edit is None else _checked_edit(edit)
     _check_books(books)
-    if metric not in METRICS or METRICS[metric].kind != "memory":
-        memory = [name for name, m in METRICS.items() if m.kind == "memory"]
-        raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
-    if not METRICS[metric].ratio:
-        raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
-    if METRICS[metric].likelihood and not likelihood:
-        raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
     if output is not None:
-        from hf_taskvec.evaluation.store import ensure_writable
-
         ensure_writable(Path(output))
-
-    from hf_taskvec.evaluation.fingerprint import model_fingerprint
-    from hf_taskvec.evaluation.generation import Generator
-    from hf_taskvec.evaluation.plan import Row, make_tasks
-    from hf_taskvec.evaluation.runner import run
-    from hf_taskvec.evaluation.store import Store, record_key
-
-    edit = NoEdit() if edit is None else edit
+        ensure_matplotlib()
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
     leaks = check_leaks(passages, [book.training_text for book in books])
     kept = Store(store if store is not None else Path(output) / "store" if output is not None else None)
-
-    def work_of(asked: Any, change: "Edit", at: Sequence[float]) -> "tuple[str, tuple[Task, ...], Work]":
-        """All passages through one model at some λ; its fingerprint, the tasks and what came of them."""
-        context = _context(asked)
-        tasks = make_tasks(passages, protocol, tokenizer, context)
-        print_of = agree(model_fingerprint(asked), "the model's weights")
-        keys = {
-            Row(scale, i): record_key(print_of, change.fingerprint, scale, task, protocol)
-            for scale in at
-            for i, task in enumerate(tasks)
-        }
-        generator = Generator(asked, tokenizer, protocol.decoding, protocol.seed, likelihood)
-        with generator.prepared():
-            done = run(generator, change, tasks, at, keys, kept, batch_size=batch_size, context=context)
-        return print_of, tasks, done
-
+    asking = partial(
+        ask,
+        passages=passages,
+        protocol=protocol,
+        tokenizer=tokenizer,
+        store=kept,
+        batch_size=batch_size,
+        likelihood=likelihood,
+    )
     edit.set_scale(0.0)
     try:
-        print_of, tasks, work = work_of(model, edit, scales)
+        own = asking(model, edit, scales, label="batches")
     finally:
         edit.set_scale(0.0)
-    model_seconds = work.model_seconds
-    others: dict[str, dict[str, float]] | None = None
-    reference_print = None
-    if reference is not None:
-        reference_print, _, found = work_of(reference, NoEdit(), (0.0,))
-        model_seconds += found.model_seconds
-        others = {
-            task.passage.id: measure(_outcome(task, found.rows[Row(0.0, i)], likelihood), protocol)
-            for i, task in enumerate(tasks)
-        }
+    compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
-    results = _results(tasks, scales, work, protocol, likelihood)
-    values = summary.Values(results, scales, others)
+    results = _results(own, scales, compared, protocol, likelihood)
+    values = summary.Values(results, scales, tuple(compared))
     infos = tuple(
         BookInfo(
             book.name,
@@ -158,29 +136,28 @@ def sweep(
         )
         for book in books
     )
-    chosen = METRICS[metric]
     factor = protocol.score_factor if metric.startswith("rouge") else 1.0
-    draws = Draws(resamples, level, permutations, seed)
+    works = [own.work, *(asked.work for asked in compared.values())]
+    generated = sum(work.generated for work in works)
     report = UnlearningReport(
         protocol=protocol,
-        model=print_of,
+        model=own.fingerprint,
         edit=edit.fingerprint,
-        reference=reference_print,
+        references=tuple(
+            ReferenceInfo(name, asked.fingerprint, asked.work.plan.batch_size, asked.work.plan.hash)
+            for name, asked in compared.items()
+        ),
         scales=scales,
         metrics=tuple(MetricInfo(m.name, m.kind, m.higher, m.definition) for m in values.metrics),
         books=infos,
         leaks=leaks,
         left_out=left_out,
         scores=summary.all_scores(values, infos, draws),
-        tests=summary.all_loss_tests(values, infos, chosen, draws),
+        reference_scores=summary.reference_scores(values, infos, draws),
+        tests=summary.all_loss_tests(values, infos, decisive, draws),
         membership=summary.memberships(values, infos, draws),
         choice=summary.choose_scale(
-            values,
-            infos,
-            chosen,
-            margin=margin * factor,
-            retain_bound=retain_bound,
-            draws=draws,
+            values, infos, decisive, margin=margin * factor, retain_bound=retain_bound, draws=draws
         ),
         passages=results,
         settings=Settings(
@@ -188,20 +165,20 @@ def sweep(
             resamples=resamples,
             level=level,
             permutations=permutations,
-            batch_size=work.plan.batch_size,
-            batches=len(work.plan.batches),
-            plan=work.plan.hash,
-            mixed_scales=work.plan.mixed,
+            batch_size=own.work.plan.batch_size,
+            batches=len(own.work.plan.batches),
+            plan=own.work.plan.hash,
+            mixed_scales=own.work.plan.mixed,
         ),
         versions=_versions(),
         timing=Timing(
             seconds=time.perf_counter() - begin,
-            model_seconds=model_seconds,
-            generated=work.generated,
-            reused=len(work.rows) - work.generated,
-            passages_per_second=work.generated / work.seconds,
+            model_seconds=sum(work.model_seconds for work in works),
+            generated=generated,
+            reused=sum(len(work.rows) for work in works) - generated,
+            passages_per_second=generated / sum(work.seconds for work in works),
             processes=state.num_processes,
-            halved_batches=work.halvings,
+            halved_batches=sum(work.halvings for work in works),
         ),
     )
     if output is not None and state.is_main_process:
@@ -242,6 +219,37 @@ def _passages(books: Sequence[Book], protocol: protocols.Protocol, tokenizer: An
     return without_leaks(found, [book.training_text for book in books])
 
 
+def _decisive(metric: str, likelihood: bool, margin: float) -> Metric:
+    """The metric that chooses λ, if it can."""
+    if metric not in METRICS or METRICS[metric].kind != "memory":
+        memory = [name for name, m in METRICS.items() if m.kind == "memory"]
+        raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
+    if not METRICS[metric].ratio:
+        raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
+    if METRICS[metric].likelihood and not likelihood:
+        raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
+    if not margin >= 0:
+        raise BadValueError(f"margin={margin} must be 0 or more: it is a distance from the never-seen score")
+    return METRICS[metric]
+
+
+def _references(reference: Any) -> dict[str, Any]:
+    if reference is None:
+        return {}
+    return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
+
+
+def _checked_edit(edit: Any) -> "Edit":
+    from hf_taskvec.evaluation.runner import Edit
+
+    if not isinstance(edit, Edit):
+        raise BadValueError(
+            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(edit).__name__} lacks; "
+            "a task vector gives one: vector.edit(model)"
+        )
+    return edit
+
+
 def _tokenizer(model: Any) -> Any:
     from transformers import AutoTokenizer
 
@@ -251,36 +259,22 @@ def _tokenizer(model: Any) -> Any:
     return AutoTokenizer.from_pretrained(source)
 
 
-def _context(model: Any) -> int | None:
-    # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def _outcome(task: "Task", found: "Continuation", likelihood: bool) -> Outcome:
-    # A store may know more than was asked for; the report holds the same metrics for every passage.
-    views = (found.log_probs, found.hits) if likelihood else ((), ())
-    return Outcome(found.text, task.passage.answer, *views)
-
-
 def _results(
-    tasks: "Sequence[Task]",
-    scales: Sequence[float],
-    work: "Work",
-    protocol: protocols.Protocol,
-    likelihood: bool,
+    own: "Asked", scales: Sequence[float], others: "Mapping[str, Asked]", protocol: protocols.Protocol, likelihood: bool
 ) -> tuple[PassageResult, ...]:
     from hf_taskvec.evaluation.plan import Row
 
+    def answer(asked: "Asked", scale: float, i: int) -> tuple[str, dict[str, float]]:
+        found, task = asked.work.rows[Row(scale, i)], asked.tasks[i]
+        # A store may know more than was asked for; the report holds the same metrics for every passage.
+        views = (found.log_probs, found.hits) if likelihood else ((), ())
+        return found.text, measure(Outcome(found.text, task.passage.answer, *views), protocol)
+
     results = []
-    for i, task in enumerate(tasks):
-        at = []
-        for scale in scales:
-            found = work.rows[Row(scale, i)]
-            at.append(At(scale, found.text, measure(_outcome(task, found, likelihood), protocol)))
-        passage = task.passage
-        results.append(
-            PassageResult(passage.id, passage.book, passage.split, passage.prompt, passage.answer, tuple(at))
-        )
+    for i, p in enumerate(task.passage for task in own.tasks):
+        at = tuple(At(scale, *answer(own, scale, i)) for scale in scales)
+        beside = tuple(AtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
+        results.append(PassageResult(p.id, p.book, p.split, p.prompt, p.answer, at, beside))
     return tuple(results)
 
 

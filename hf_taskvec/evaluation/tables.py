@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.books import Split
 from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import METRICS, Metric
-from hf_taskvec.evaluation.report import Score, UnlearningReport
+from hf_taskvec.evaluation.report import UNNAMED, ReferenceScore, Score, UnlearningReport
+from hf_taskvec.evaluation.statistics import Interval
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
 _TITLES = {
@@ -26,7 +27,7 @@ _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 
 def markdown(report: UnlearningReport) -> str:
-    """All tables of one report, with the choice of λ and the tests in words."""
+    """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
     books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
     parts = [
         "# Unlearning report",
@@ -55,8 +56,9 @@ def markdown(report: UnlearningReport) -> str:
 
 
 def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
-    """One metric: λ across, books down."""
-    return _table(report.scales, {b.name: _cells(report, b.name, metric, split) for b in report.books})
+    """One metric: λ across (and the reference models, if any), books down."""
+    columns = [*_heads(report.scales), *(_reference(info.name) for info in report.references)]
+    return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
 def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
@@ -66,49 +68,83 @@ def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", sp
     """
     if not reports:
         raise BadValueError("no reports to compare")
+    if metric not in METRICS:
+        raise MissingNameError(f"no metric {metric!r}.{did_you_mean(metric, METRICS)} Use one of {', '.join(METRICS)}")
     (first, base), *rest = reports.items()
     for name, report in rest:
         if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
             raise MismatchError(
                 f"{first!r} was measured under protocol {base.protocol.id}, {name!r} under "
-                f"{report.protocol.id}: "
-                "their scores are not comparable. Run both under one protocol"
+                f"{report.protocol.id}: their scores are not comparable. Run both under one protocol"
             )
     scales = sorted({s for r in reports.values() for s in r.scales}, key=lambda scale: (abs(scale), scale))
+    references = {info.name: None for r in reports.values() for info in r.references}  # a set that keeps its order
     rows = {
         f"{name}: {book.name}": _cells(report, book.name, metric, split)
         for name, report in reports.items()
         for book in report.books
     }
     title = f"{_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
-    return f"{title}\n\n{_table(scales, rows)}\n"
+    return f"{title}\n\n{_table([*_heads(scales), *map(_reference, references)], rows)}\n"
 
 
-def _table(scales: Sequence[float], rows: Mapping[str, Mapping[float, str]]) -> str:
-    head = "| book | " + " | ".join(f"λ = {_number(scale)}" for scale in scales) + " |"
-    rule = "|---|" + "---|" * len(scales)
+def _heads(scales: Sequence[float]) -> list[str]:
+    return [f"λ = {_number(scale)}" for scale in scales]
+
+
+def _reference(name: str) -> str:
+    return name if name == UNNAMED else f"reference: {name}"
+
+
+def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
+    head = f"| {corner} | " + " | ".join(_escaped(column) for column in columns) + " |"
+    rule = "|---|" + "---|" * len(columns)
     body = [
-        f"| {name} | " + " | ".join(cells.get(scale, "–") for scale in scales) + " |" for name, cells in rows.items()
+        f"| {_escaped(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
+        for name, cells in rows.items()
     ]
     return "\n".join([head, rule, *body])
 
 
-def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[float, str]:
-    found = [s for s in report.scores if (s.book, s.metric, s.split) == (book, metric, split)]
-    return {score.scale: _cell(score, METRICS[metric]) for score in found}
+def _escaped(name: str) -> str:
+    """A name of the caller's in a cell of a table."""
+    return name.replace("|", "\\|").replace("\n", " ")
 
 
-def _cell(score: Score, metric: Metric) -> str:
-    d = metric.digits
-    v = score.value
-    text = f"{_number(v.value, d)} [{_number(v.low, d)}, {_number(v.high, d)}]"
+def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[str, str]:
+    wanted = (book, metric, split)
+    cells = {}
+    for score in report.scores:
+        if (score.book, score.metric, score.split) == wanted:
+            cells[_heads([score.scale])[0]] = _cell(score, METRICS[metric])
+    for other in report.reference_scores:
+        if (other.book, other.metric, other.split) == wanted:
+            cells[_reference(other.reference)] = _cell(other, METRICS[metric])
+    return cells
+
+
+def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
+    text = _interval(score.value, metric.digits)
     if score.relative is not None:
-        r = score.relative
-        text += f"<br>({_percent(r.value)} [{_percent(r.low)}, {_percent(r.high)}])"
-    elif score.difference is not None:
-        c = score.difference
-        text += f"<br>({_number(c.value, d, sign=True)} [{_number(c.low, d)}, {_number(c.high, d)}])"
+        text += f"<br>({_share(score.relative)})"
+    elif score.difference is not None and score.difference != Interval(0, 0, 0):
+        text += f"<br>({_interval(score.difference, metric.digits, sign=True)})"
     return text
+
+
+def _interval(found: Interval, digits: int, sign: bool = False) -> str:
+    value = _number(found.value, digits, sign)
+    if found.low == found.high == found.value:  # nothing varies: every passage has this value
+        return value
+    return f"{value} [{_number(found.low, digits)}, {_number(found.high, digits)}]"
+
+
+def _share(change: Interval) -> str:
+    """A relative change: in percent, or as factors where one of the numbers is beyond tenfold."""
+    form = _factor if change.high >= 9 else _percent
+    if change.low == change.high == change.value:
+        return form(change.value)
+    return f"{form(change.value)} [{form(change.low)}, {form(change.high)}]"
 
 
 def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
@@ -120,54 +156,55 @@ def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
 
 
 def _percent(share: float) -> str:
-    if share >= 10:
-        return f"×{1 + share:.3g}"
     return f"{100 * share + 0.0:+.2f} %".replace("-", "−")  # + 0.0: there is no −0 %
+
+
+def _factor(share: float) -> str:
+    factor = 1 + share
+    return f"×{factor:.0f}" if factor >= 1000 else f"×{factor:.3g}"
 
 
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
     if choice is None:
-        return "## λ\n\nNo book is marked as one to forget, so no λ is chosen."
+        return "## The choice of λ\n\nNo book is marked as one to forget, so no λ is chosen."
     lines = [
-        "## λ",
+        "## The choice of λ",
         f"{choice.reason[0].upper()}{choice.reason[1:]}." if choice.reason[0] != "λ" else f"{choice.reason}.",
     ]
     if confirmed := choice.confirmation:
-        d, f, n = confirmed.difference, confirmed.forget, METRICS[choice.metric].digits
+        digits = METRICS[choice.metric].digits
         kind = "paired difference" if confirmed.paired else "difference"
         lines.append(
-            f"On the reporting half: {choice.metric} {_number(f.value, n)} [{_number(f.low, n)}, "
-            f"{_number(f.high, n)}], never-seen level {_number(confirmed.target, n)}, {kind} "
-            f"{_number(d.value, n, sign=True)} [{_number(d.low, n)}, {_number(d.high, n)}]."
+            f"On the reporting half: {choice.metric} {_interval(confirmed.forget, digits)}, never-seen level "
+            f"{_number(confirmed.target, digits)}, {kind} {_interval(confirmed.difference, digits, sign=True)}."
         )
         for book, loss in confirmed.retain_losses.items():
-            lines.append(
-                f"{book} lost {_percent(loss.value)} [{_percent(loss.low)}, {_percent(loss.high)}] of its score there."
-            )
-    source = "a model retrained without the book" if choice.target_from == "retrain" else "held-out text at λ=0"
+            ends = f"{_number(100 * loss.low, 1)}, {_number(100 * loss.high, 1)}"
+            lines.append(f"{book} lost {_number(100 * loss.value, 1)} % [{ends}] of its score there.")
+    source = "held-out text at λ=0, not from a model"
+    if choice.reference is not None:
+        named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
+        source = f"the reference model{named}, of which the caller says that it never saw the book"
     lines.append(
-        f"The never-seen level comes from {source}; retained books may lose at most "
-        f"{choice.retain_bound:.0%}; "
+        f"The never-seen level comes from {source}; retained books may lose at most {choice.retain_bound:.0%}; "
         f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)
 
 
 def _membership(report: UnlearningReport) -> str:
-    rows: dict[str, dict[float, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for found in report.membership:
-        a = found.auc
-        text = f"{_number(a.value, 3)} [{_number(a.low, 3)}, {_number(a.high, 3)}]"
-        rows.setdefault(found.book, {})[found.scale] = text
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = _interval(found.auc, 3)
     note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
-    return f"## Membership\n\n{note}\n\n{_table(report.scales, rows)}"
+    return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
 
 
 def _tests(report: UnlearningReport) -> str:
-    rows: dict[str, dict[float, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for test in report.tests:
-        rows.setdefault(f"{test.first} > {test.second}", {})[test.scale] = _test(test)
+        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test)
     metric = METRICS[report.tests[0].metric]
     what = "grew its perplexity by a larger factor" if metric.geometric else f"lost a larger share of its {metric.name}"
     unit = "the difference of the logarithms" if metric.geometric else "the difference in percentage points"
@@ -175,7 +212,7 @@ def _tests(report: UnlearningReport) -> str:
         f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
         "one-sided permutation test; on all seen passages."
     )
-    parts = ["## Which book lost more?", note, _table(report.scales[1:], rows)]
+    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
     confirmation = None if report.choice is None else report.choice.confirmation
     if confirmation is not None and confirmation.tests:
         parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")
@@ -186,9 +223,9 @@ def _tests(report: UnlearningReport) -> str:
 def _test(test: LossTest, between: str = "<br>") -> str:
     d = test.difference
     if METRICS[test.metric].geometric:
-        text = f"{_number(d.value, 3, sign=True)} [{_number(d.low, 3)}, {_number(d.high, 3)}]"
+        text = _interval(d, 3, sign=True)
     else:
-        text = f"{_number(100 * d.value, 1, sign=True)} [{_number(100 * d.low, 1)}, {_number(100 * d.high, 1)}]"
+        text = _interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)
     return text + between + ("p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}")
 
 
@@ -198,9 +235,8 @@ def _leaks(report: UnlearningReport) -> str:
         text = f"No answer of {leaks.checked} stands in a prompt, no held-out answer in the training text"
     else:
         text = (
-            f"By the protocol's design, {len(leaks.in_prompts)} of {leaks.checked} answers stand in a "
-            f"prompt and "
-            f"{len(leaks.in_training)} held-out ones in the training text"
+            f"By the protocol's design, {len(leaks.in_prompts)} of {leaks.checked} answers stand in a prompt "
+            f"and {len(leaks.in_training)} held-out ones in the training text"
         )
     out = f"; {report.left_out} passages were left out for leaking between books" if report.left_out else ""
     return f"## Leaks\n\n{text} (runs of {leaks.run} words){out}."

@@ -1,18 +1,19 @@
 """What the harness costs beyond the model, and passages per second beside lm-eval, all in one run.
 
-    python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt [--passages 32]
-    [--batch-size 16]
+    OMP_NUM_THREADS=1 python tests/benchmarks/bench_evaluation_throughput.py MODEL_FOLDER BOOK.txt
+        [--passages 32] [--batch-size 16] [--rounds 5]
 
 The bare loop calls `model.generate` on the very batches of our plan. lm-eval 0.4.13 is measured if it is
-installed.
-Rounds alternate and every time is printed. On a shared machine only times of the same round compare, and the
-seconds of the processor (one thread: OMP_NUM_THREADS=1) are steadier than those of the clock.
+installed. All sides take turns in every round, each round begins with another one, and only times of the same
+round are compared: the ratios are medians over the rounds, with their lowest and highest. Seconds are those of
+the processor, which are steadier than those of the clock on a shared machine.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_taskvec.evaluation import load_book, protocols, sweep
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import Plan, Task, make_plan, make_tasks
+
+BARE, TEXTS, BOTH = "bare model.generate", "sweep, texts only", "sweep, with likelihood"
+THEIR_TEXTS, THEIR_BOTH = "lm-eval, generation", "lm-eval, generation and likelihood"
 
 
 def bare(model: Any, plan: Plan, tasks: tuple[Task, ...]) -> None:
@@ -75,7 +79,7 @@ def main() -> None:
     parser.add_argument("book")
     parser.add_argument("--passages", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
@@ -99,33 +103,35 @@ def main() -> None:
         kept[likelihood] = min(kept.get(likelihood, 1.0), share)
 
     runs: dict[str, Callable[[], None]] = {
-        "bare model.generate": lambda: bare(model, plan, tasks),
-        "sweep, texts only": lambda: ours(False),
-        "sweep, with likelihood": lambda: ours(True),
+        BARE: lambda: bare(model, plan, tasks),
+        TEXTS: lambda: ours(False),
+        BOTH: lambda: ours(True),
     }
     if find_spec("lm_eval"):
-        runs["lm-eval, generation"] = lm_eval(model, tokenizer, tasks, args.batch_size, len(scales), both=False)
-        runs["lm-eval, generation and likelihood"] = lm_eval(
-            model, tokenizer, tasks, args.batch_size, len(scales), both=True
-        )
-    clock: dict[str, list[float]] = {name: [] for name in runs}
-    processor: dict[str, list[float]] = {name: [] for name in runs}
+        for name, both in ((THEIR_TEXTS, False), (THEIR_BOTH, True)):
+            runs[name] = lm_eval(model, tokenizer, tasks, args.batch_size, len(scales), both=both)
+    times: dict[str, list[float]] = {name: [] for name in runs}
     ours(True)  # the first call of everything pays for imports
     kept.clear()
+    order = list(runs)
     for _ in range(args.rounds):
-        for name, go in runs.items():
-            begin, busy = time.perf_counter(), time.process_time()
-            go()
-            clock[name].append(time.perf_counter() - begin)
-            processor[name].append(time.process_time() - busy)
+        for name in order:
+            busy = time.process_time()
+            runs[name]()
+            times[name].append(time.process_time() - busy)
+        order = [*order[1:], order[0]]
     rows = len(tasks) * len(scales)
     print(
         f"{len(tasks)} passages at {len(scales)} λ, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)"
     )
     for name in runs:
-        seconds = min(processor[name])
-        walls = " ".join(f"{wall:.1f}" for wall in clock[name])
-        print(f"{name:36s} {seconds:7.2f} s  {rows / seconds:6.2f} passages/s   (clock: {walls})")
+        seconds = median(times[name])
+        print(f"{name:36s} {seconds:7.2f} s  {rows / seconds:6.2f} passages/s   (low {min(times[name]):.2f} s)")
+    for left, right in ((TEXTS, BARE), (TEXTS, THEIR_TEXTS), (BOTH, THEIR_BOTH)):
+        if right in runs:
+            ratios = [theirs / own for own, theirs in zip(times[left], times[right], strict=True)]
+            spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
+            print(f"{left} is {median(ratios):.2f} times ({spread}) as fast as {right}")
     print("time outside the model (books, fingerprint, metrics, statistics), as a share of the sweep:")
     print(f"  texts only {kept[False]:.1%}, with likelihood {kept[True]:.1%}")
 

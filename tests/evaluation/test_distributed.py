@@ -1,10 +1,15 @@
 """One process or two, interrupted or not: the same report, and nothing is generated twice."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -47,6 +52,7 @@ def environment() -> dict[str, str]:
 def run(processes: int, *args: str) -> None:
     done = subprocess.run(command(processes, *args), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "batches" not in done.stdout + done.stderr  # no progress bar where there is no terminal
 
 
 def without_timing(folder: Path) -> dict:
@@ -80,11 +86,56 @@ def test_two_processes_give_the_bytes_of_one(whole, tmp_path):
     assert_same_bytes(whole, tmp_path)
 
 
+def test_memory_that_runs_out_in_one_process_halves_the_batches_of_all(whole, tmp_path):
+    run(2, str(tmp_path), "9", "memory=2")  # 9 → 4 → 2: the first process could have kept its batches of 9
+    assert_same_bytes(whole, tmp_path)
+    assert timing(tmp_path)["halved_batches"] == 0  # the plan itself was made smaller
+    stored = [json.loads(path.read_text())["records"] for path in (tmp_path / "store").glob("*.json")]
+    assert max(len(records) for records in stored) == 2
+
+
+def test_a_later_shortage_halves_one_batch_and_the_plan_says_so(whole, tmp_path):
+    run(1, str(tmp_path), "5", "late=3")
+    found, expected = without_timing(tmp_path), without_timing(whole)
+    assert timing(tmp_path)["halved_batches"] > 0
+    assert found["settings"]["batch_size"] == 5 and found["settings"]["plan"] != expected["settings"]["plan"]
+    stored = [json.loads(path.read_text())["records"] for path in (tmp_path / "store").glob("*.json")]
+    assert found["settings"]["batches"] == len(stored)
+    assert sorted({len(records) for records in stored}) == [2, 3, 5]
+    for one, other in zip(found["passages"], expected["passages"], strict=True):
+        assert [at["output"] for at in one["at"]] == [at["output"] for at in other["at"]]
+
+
 @pytest.mark.slow
-def test_so_they_do_when_sampling_with_one_lambda_for_each_row(tmp_path):
+def test_so_they_do_when_sampling_with_one_lambda_for_each_row_beside_a_reference(tmp_path):
     for processes in (1, 2):
-        run(processes, str(tmp_path / str(processes)), "4", "sampled", "rows")
+        run(processes, str(tmp_path / str(processes)), "4", "sampled", "rows", "reference")
     assert_same_bytes(tmp_path / "1", tmp_path / "2")
+
+
+def on_a_terminal(processes: int, *args: str) -> str:
+    """What a sweep writes to a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a bar needs some width
+    with subprocess.Popen(command(processes, *args), env=environment(), stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # the end of a terminal is an error
+            while part := os.read(ours, 1 << 16):
+                written += part
+    os.close(ours)
+    assert process.returncode == 0, written.decode()[-3000:]
+    return written.decode()
+
+
+def test_one_progress_bar_on_a_terminal(whole, tmp_path):
+    batches = json.loads((whole / "report.json").read_text())["settings"]["batches"]
+    seen = on_a_terminal(2, str(tmp_path), "2", "reference")
+    mine = (batches + 1) // 2
+    assert f"{mine}/{mine}" in seen and "batches (process 1 of 2): 100%" in seen
+    assert "batches of another seed (process 1 of 2): 100%" in seen
+    lines = {line.split("%")[0] for line in seen.replace("\r", "\n").splitlines() if "100%" in line}
+    assert len(lines) == 2  # one bar for the sweep and one for the reference: the other process shows none
 
 
 def test_killed_in_the_middle_and_started_again(whole, tmp_path):

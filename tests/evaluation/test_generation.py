@@ -11,12 +11,13 @@ from evaluation.tiny import tiny_gpt2, tiny_llama
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
 from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation.cache import roomy_cache
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
-from hf_taskvec.evaluation.generation import Continuation, Generator
+from hf_taskvec.evaluation.generation import Continuation
 from hf_taskvec.evaluation.metrics import perplexity
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import Row, make_plan, make_tasks
-from hf_taskvec.evaluation.runner import NoEdit, run
+from hf_taskvec.evaluation.runner import NoEdit, ask
 from hf_taskvec.evaluation.store import Store, record_key
 
 SHORT = protocols.get(prompt_length=12, answer_length=6, samples=6)
@@ -24,19 +25,17 @@ SAMPLED = replace(SHORT, decoding=protocols.Decoding(temperature=0.8, top_p=0.9)
 
 
 def do(model, tokenizer, book, protocol=SHORT, batch_size=4, store=None, edit=None, scales=(0.0,)):
-    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, 256)
-    generator = Generator(model, tokenizer, protocol.decoding, protocol.seed)
-    edit = edit or NoEdit()
-    store = Store(None) if store is None else store
-    print_of = model_fingerprint(model)
-    keys = {
-        Row(s, i): record_key(print_of, edit.fingerprint, s, task, protocol)
-        for s in scales
-        for i, task in enumerate(tasks)
-    }
-    with generator.prepared():
-        work = run(generator, edit, tasks, scales, keys, store, batch_size=batch_size, context=256)
-    return tasks, work
+    asked = ask(
+        model,
+        edit or NoEdit(),
+        scales,
+        passages=find_passages(book, protocol),
+        protocol=protocol,
+        tokenizer=tokenizer,
+        store=Store(None) if store is None else store,
+        batch_size=batch_size,
+    )
+    return asked.tasks, asked.work
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
@@ -54,6 +53,38 @@ def test_the_texts_are_those_of_plain_generate_one_by_one(make, tokenizer, story
         )
         expected = tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True)
         assert work.rows[Row(0.0, i)].text == expected
+
+
+def test_the_roomy_cache_gives_the_tokens_and_logits_of_the_growing_one():
+    for model in (tiny_llama(), tiny_gpt2()):
+        ids = torch.randint(1, 400, (3, 11), generator=torch.Generator().manual_seed(0))
+        mask = torch.ones_like(ids)
+        mask[1, :4] = 0  # left-padded
+        options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+        options |= {"return_dict_in_generate": True, "output_logits": True}
+        usual = model.generate(ids, **options)
+        for length in (31, 18):  # enough, and too little: it grows then
+            cache = roomy_cache(model, length)
+            found = model.generate(ids, past_key_values=cache, **options)
+            assert torch.equal(found.sequences, usual.sequences)
+            for one, other in zip(found.logits, usual.logits, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+            if length == 31:
+                assert cache.layers[0].keys.untyped_storage().nbytes() == 3 * 4 * 31 * 8 * 4  # one piece of memory
+
+
+def test_a_model_with_layers_of_another_kind_keeps_its_own_cache(tokenizer, story):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=400, num_key_value_heads=2, sliding_window=8, eos_token_id=0, **sizes)
+    model = MistralForCausalLM(config).eval()
+    assert roomy_cache(model, 50) is None and roomy_cache(tiny_llama(), 50) is not None
+    tasks, work = do(model, tokenizer, story)
+    ids = torch.tensor([tasks[0].prompt_ids])
+    plain = model.generate(ids, max_new_tokens=tasks[0].new_tokens, do_sample=False, pad_token_id=0)
+    assert work.rows[Row(0.0, 0)].text == tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])

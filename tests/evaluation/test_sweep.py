@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +17,7 @@ from hf_taskvec.errors import (
     MismatchError,
     MissingFileError,
     MissingNameError,
+    OutputError,
 )
 from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
 from hf_taskvec.evaluation.statistics import Draws
@@ -301,10 +305,43 @@ def test_a_retrained_reference_sets_the_never_seen_level(made):
     retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)  # never saw the book to forget
     args = {"tokenizer": tokenizer, "reference": retrained, **FAST}
     found = sweep(model, edit_of(model, base, single), [-1], books, SHORT, **args)
-    assert found.choice.target_from == "retrain" and found.reference not in (None, found.model)
+    assert found.choice.target_from == "reference" and found.references[0].model != found.model
     assert found.choice.candidates[0].target < found.choice.candidates[0].forget
     if found.choice.scale is None:
         assert "No λ qualifies" in found.to_markdown()
+
+
+def test_reference_models_are_shown_under_their_names_and_the_first_one_decides(made):
+    tokenizer, books, base, joint, _ = made
+    retrained = train(copy.deepcopy(base), tokenizer, books[1:], 60)
+    both = {"retrained without lamps": retrained, "base": base}
+    found = sweep(joint, None, [0], books, SHORT, tokenizer=tokenizer, reference=both, **FAST)
+    assert [info.name for info in found.references] == list(both)
+    assert found.choice.reference == "retrained without lamps"
+    for name, other in both.items():
+        alone = sweep(other, None, [0], books, SHORT, tokenizer=tokenizer, **FAST)
+        for score in alone.scores:
+            twin = next(
+                s
+                for s in found.reference_scores
+                if (s.reference, s.book, s.split, s.metric) == (name, score.book, score.split, score.metric)
+            )
+            assert (twin.value, twin.n) == (score.value, score.n)
+            ours = found.score(score.book, 0.0, score.metric, score.split).value.value
+            assert twin.difference.value == pytest.approx(score.value.value - ours)
+        texts = [next(r.output for r in p.references if r.reference == name) for p in found.passages]
+        assert texts == [p.at[0].output for p in alone.passages]
+    assert found.timing.generated == 3 * len(found.passages)
+    text = found.to_markdown()
+    assert "| book | λ = 0 | reference: retrained without lamps | reference: base |" in text
+    assert "the reference model “retrained without lamps”, of which the caller says" in text
+    assert UnlearningReport.from_dict(found.to_dict()) == found
+
+
+def test_a_reference_without_a_name_claims_nothing(three):
+    text = three.to_markdown()
+    assert "comes from the reference model, of which the caller says that it never saw the book" in text
+    assert "| λ = −1 | reference |" in text and "retrained" not in text
 
 
 def test_without_a_reference_the_never_seen_level_is_that_of_held_out_text(report):
@@ -326,39 +363,51 @@ def test_the_long_protocols_run_on_a_long_context(make, name, tokenizer):
 
 def replace_blocks(words):
     import datasets
-    from evaluation.tiny import STORY
-
-    from hf_taskvec.evaluation import load_book
 
     return load_book(datasets.Dataset.from_dict({"text": [STORY]}), "story", role="forget", block_words=words)
 
 
-@pytest.mark.parametrize("name, stemmer, factor", [("muse-verbmem", False, 100), ("open-unlearning", True, 1)])
-def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, stemmer, factor, tokenizer):
+def with_start_token(tokenizer):
+    """A tokenizer that begins every text with a token of its own, as Llama's do."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    raw = copy.deepcopy(tokenizer.backend_tokenizer)
+    raw.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", bos_token="</s>")
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["plain", "start token"])
+@pytest.mark.parametrize("name", ["muse-verbmem", "open-unlearning"])
+def test_muse_and_open_unlearning_recomputed_from_their_definitions(name, start, tokenizer):
     """Greedy, 128 new tokens, target cut to 128 tokens, rouge_score: with plain transformers, row by row."""
     import datasets
-    from evaluation.tiny import STORY
     from rouge_score.rouge_scorer import RougeScorer
 
-    from hf_taskvec.evaluation import load_book
-
     model = train(tiny_llama(context=512), tokenizer, make_books()[:1], 60)
+    tokenizer = with_start_token(tokenizer) if start else tokenizer
     sentences = STORY.split(". ")
     pairs = {"prompt": [], "gt": []}
     for i in range(6):
         pairs["prompt"].append(". ".join(sentences[40 * i : 40 * i + 3 + i % 3]) + ".")
-        pairs["gt"].append(" " + ". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
+        pairs["gt"].append(". ".join(sentences[40 * i + 3 + i % 3 : 40 * i + 20]) + ".")
     book = load_book(datasets.Dataset.from_dict(pairs), "pairs", role="forget")
     found = sweep(model, None, [0], book, name, tokenizer=tokenizer, **FAST)
-    scorer = RougeScorer(["rougeL"], use_stemmer=stemmer)
-    expected = []
+    muse = name == "muse-verbmem"
+    scorer = RougeScorer(["rougeL"], use_stemmer=not muse)
+    expected, targets = [], []
     for prompt, gt in zip(pairs["prompt"], pairs["gt"], strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         mask = torch.ones_like(ids)
         out = model.generate(ids, attention_mask=mask, max_new_tokens=128, do_sample=False, pad_token_id=0)
         text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        cut = tokenizer.decode(tokenizer(gt, add_special_tokens=False)["input_ids"][:128], skip_special_tokens=True)
-        expected.append(factor * scorer.score(cut, text)["rougeL"].fmeasure)
+        if muse:  # the start token is one of the 128
+            cut = tokenizer(gt)["input_ids"][:128]
+        else:  # the 128 tokens that follow those of the prompt
+            cut = tokenizer(f"{prompt} {gt}")["input_ids"][ids.shape[1] : ids.shape[1] + 128]
+        targets.append(tokenizer.decode(cut, skip_special_tokens=True).strip())
+        expected.append((100 if muse else 1) * scorer.score(targets[-1], text)["rougeL"].fmeasure)
+    assert [p.answer for p in found.passages] == targets
     got = [p.at[0].values["rouge_l"] for p in found.passages]
     assert got == pytest.approx(expected, abs=1e-6)
     assert found.choice.scale is None  # nothing held out, no reference: it says so
@@ -380,15 +429,50 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], books, SHORT, metric="rogue_l", **args)
     with pytest.raises(BadValueError, match="no share of it can be lost"):
         sweep(joint, None, [0], books, SHORT, metric="min_k", **args)
+    with pytest.raises(BadValueError, match=r"vector\.edit\(model\)"):
+        sweep(joint, object(), [0], books, SHORT, **args)
+    for wrong in ({"margin": -1.0}, {"level": 1.5}, {"permutations": 0}, {"batch_size": 0}):
+        with pytest.raises(BadValueError, match=next(iter(wrong))):
+            sweep(joint, None, [0], books, SHORT, **{**args, **wrong})
     with pytest.raises(BadValueError, match="pass its tokenizer="):
         sweep(joint, None, [0], books, SHORT)
     with pytest.raises(BadValueError, match="context has 256"):
         sweep(joint, None, [0], books, "ssu-v2", **args)
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)
-    with pytest.raises(BadValueError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken" / "below", **args)
+
+
+AS_NOBODY = """
+import os, sys, traceback
+from pathlib import Path
+from hf_taskvec.errors import OutputError
+from hf_taskvec.evaluation.store import ensure_writable
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    ensure_writable(Path(sys.argv[1]).absolute())
+except OutputError:
+    traceback.print_exc(file=sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("path", ["locked", "locked/new"])
+def test_a_folder_without_the_right_to_write_is_named_but_not_its_path(tmp_path, path):
+    """For root every folder is writable, so the check runs as nobody."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(0o555)
+    tmp_path.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", AS_NOBODY, path]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    name = path.split("/")[-1]
+    assert f"the folder {name!r} cannot be written: Permission denied. Name another one" in done.stdout, done.stderr
+    assert str(tmp_path) not in done.stdout
 
 
 def test_a_damaged_report_is_named(report, tmp_path):
