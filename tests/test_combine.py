@@ -346,6 +346,31 @@ def test_the_rule_and_its_paper_are_in_the_provenance(tmp_path: Path) -> None:
     assert (merged + a).named("c").compress(rank=1).provenance.rules == merged.provenance.rules
 
 
+def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: TinyModels, tmp_path: Path) -> None:
+    from hf_taskvec.artifact import open_artifact
+    from hf_taskvec.card import card_for
+    from hf_taskvec.notation import evaluate
+
+    pair = models.pair("phi")
+    vectors = {name: pair.vector(name=name) for name in ("a", "b")}
+    merged = combine([vectors["a"], vectors["b"].filter(include="*.weight")], "ties", [1.0, -0.5], density=0.5)
+    merged.apply(pair.base, tmp_path / "model")
+    card = card_for(open_artifact(tmp_path / "model"))
+    assert "The rule `ties` merged vectors: see [its paper](https://arxiv.org/abs/2306.01708)." in card
+    assert "from hf_taskvec import combine\n" in card
+    assert "vector = combine([a, -0.5 * b.filter(include=['*.weight'])], 'ties', density=0.5)" in card
+    # The notation is what the command line takes.
+    again = evaluate(merged.expression, vectors)
+    name = "model.layers.0.mlp.fc1.weight"
+    assert again.expression == merged.expression and torch.equal(again.dense(name), merged.dense(name))
+    with pytest.raises(MissingNameError, match="Did you mean 'ties'"):
+        evaluate("combine([a, b], 'tise')", vectors)
+    with pytest.raises(BadValueError, match="takes a plain value"):
+        evaluate("combine([a, b], 'ties', density=a)", vectors)
+    with pytest.raises(BadValueError, match="no place in an expression"):
+        evaluate("combine(a, b)", vectors)
+
+
 def test_vectors_of_one_label_get_another_in_the_expression() -> None:
     a, b = some_vectors(2)
     merged = combine([a.named("v"), b.named("v")], "ties")
