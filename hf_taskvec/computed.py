@@ -25,10 +25,14 @@ _PIECE = 1 << 17
 
 
 def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The rows of a tile in small steps, which depend on the shape alone, as tiles do."""
+    """The runs of rows that are worked on at a time, as far as rows `start:stop` reach into them.
+
+    They depend on the shape alone: whoever asks for which rows, a rule sees the same pieces.
+    """
     step = max(1, _PIECE // max(1, numel(shape[1:])))
-    for first in range(start, stop, step):
-        yield first, min(first + step, stop)
+    length = shape[0] if shape else 1
+    for first in range(start - start % step, stop, step):
+        yield first, min(first + step, length)
 
 
 class Tiles:
@@ -40,9 +44,8 @@ class Tiles:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Every piece in fp32; each is a tensor of its own that may be written to."""
-        for tile in self._sum.tiles():
-            for start, stop in _pieces(self.shape, *tile):
-                yield self.rows(start, stop, self.dtype).float()
+        for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
+            yield self.rows(start, stop, self.dtype).float()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,8 +116,11 @@ class Computed(Delta):
             rows = self.function(inputs, statistics, first).float()
             if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise not_finite(self.name)
-            there = out[first - start : last - start] if self.shape else out
-            there.add_(rows.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
+            low, high = max(first, start), min(last, stop)
+            there, found = (
+                (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
+            )
+            there.add_(found.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
 
 
 class _Once:

@@ -236,6 +236,18 @@ def test_dare_masks_depend_on_vector_parameter_and_seed_alone() -> None:
     assert not torch.equal(kept([a, a.named("a2")], [1.0, 0.0]), kept([a, a.named("a2")], [0.0, 1.0]))
 
 
+@pytest.mark.parametrize("rule", ["dare", "ties"])
+def test_any_rows_can_be_asked_for(rule: str) -> None:
+    merged = combine(some_vectors(shape=LARGE), rule, density=0.5)
+    name = "model.layers.0.mlp.fc1.weight"
+    (term,) = merged[name]
+    whole = merged.dense(name, "float64")
+    for start, stop in ((0, 1100), (3, 4), (100, 700), (511, 513), (1099, 1100)):
+        out = torch.zeros(stop - start, LARGE[1], dtype=torch.float64)
+        term.delta.add_rows(out, start, stop, 1.0)
+        assert torch.equal(out, whole[start:stop])
+
+
 def test_random_masks_are_the_same_everywhere() -> None:
     assert random_mask("key", 12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
     assert torch.equal(random_mask("key", 5, 32768), random_mask("key", 12, 32768)[:5])
