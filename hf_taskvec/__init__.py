@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec._version import __version__
 
 if TYPE_CHECKING:
+    from hf_taskvec.combine import combine, rules
     from hf_taskvec.errors import TaskVectorError
     from hf_taskvec.vector import TaskVector
 
 _HOME = {
     "TaskVector": "hf_taskvec.vector",
     "TaskVectorError": "hf_taskvec.errors",
+    "combine": "hf_taskvec.combine",
+    "rules": "hf_taskvec.combine",
 }
 
-__all__ = ["TaskVector", "TaskVectorError", "__version__"]
+__all__ = ["TaskVector", "TaskVectorError", "__version__", "combine", "rules"]
 
 
 def __getattr__(name: str) -> Any:

@@ -117,10 +117,17 @@ class Sum:
         )
         return self._prepared
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows `start:stop` in fp64; the range must be one of `tiles`, for the bits to be reproducible."""
-        out = torch.empty(self._size(start, stop), dtype=torch.float64, device=self.device)
+    def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Rows `start:stop`, added up in `dtype`; the range must be one of `tiles`, for the bits to be reproducible."""
+        out = torch.empty(self._size(start, stop), dtype=dtype, device=self.device)
         return self._accumulate(out, start, stop)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all there is are at most two stored tensors of 16 bits: their difference has room in fp32."""
+        if self._scaled or self._low_rank or self._others or len(self._folded) > 2:
+            return False
+        return all(source.dtype in (torch.bfloat16, torch.float16) for _, source in self._folded)
 
     def _size(self, start: int, stop: int) -> tuple[int, ...]:
         return (stop - start, *self.shape[1:]) if self.shape else ()

@@ -86,6 +86,7 @@ def card_for(
             {"label": o.label, "how": _cell(o.how), "base": _described(o.base, "–"), "tuned": _described(o.tuned, "–")}
             for o in artifact.provenance.origins
         ],
+        "rules": [{"name": name, "paper": paper} for name, paper in artifact.provenance.rules],
         "folders": any(model.hub_id is None for model in artifact.records),
         "exact": all(m.hub_id and m.revision for m in artifact.records) and "..." not in code,
         "code": code,

@@ -22,6 +22,7 @@ from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.readme import stated
 from hf_taskvec.tensors import Source, fingerprint, samples
+from hf_taskvec.vocabulary import vocabulary_digest
 
 WEIGHTS = (
     "model.safetensors",
@@ -160,7 +161,14 @@ class Checkpoint:
     def record(self) -> ModelRecord:
         stated_license, datasets = stated(self.folder) if self.folder else (None, ())
         return ModelRecord(
-            self.name, self.revision, self.layout.architecture, self.fingerprint, self.files, stated_license, datasets
+            self.name,
+            self.revision,
+            self.layout.architecture,
+            self.fingerprint,
+            self.files,
+            stated_license,
+            datasets,
+            vocabulary_digest(self.folder) if self.folder else None,
         )
 
     @property

@@ -71,15 +71,10 @@ def compress(
 ) -> Compressed:
     """The terms of the matrix `name` replaced by one low-rank term (or kept, where that would not be smaller)."""
     shape = terms[0].delta.shape
-    low_rank = [term for term in terms if isinstance(term.delta, LowRank)]
     held = sum(term.delta.rank for term in terms)
-    if target.rank is not None and target.rank >= (held if len(low_rank) == len(terms) else min(shape)):
+    if target.rank is not None and target.rank >= (held if _are_factors(terms) else min(shape)):
         return Compressed(terms, min(held, *shape), 0.0)
-    if len(low_rank) == len(terms) and held < min(shape):
-        left, values, right = _svd_of_factors(name, low_rank)
-        total = values.square().sum().item()
-    else:
-        left, values, right, total = _svd_of_dense(name, Sum(shape, terms), target, exact)
+    left, values, right, total = _decompose(name, terms, target, exact)
     if total == 0.0:
         return Compressed((), 0, 0.0)
     rank = target.choose(values, total) or len(values)
@@ -94,6 +89,30 @@ def compress(
 
 
 _SVD = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def singular_triples(name: str, terms: tuple[Term, ...], rank: int) -> _SVD:
+    """The `rank` leading singular triples (left vectors, values, right vectors in rows) of the matrix `name`, in fp64.
+
+    There are fewer if the change is held as fewer.
+    """
+    left, values, right, _ = _decompose(name, terms, Target(rank=rank), None)
+    return left[:, :rank], values[:rank], right[:rank]
+
+
+def _are_factors(terms: Iterable[Term]) -> bool:
+    return all(isinstance(term.delta, LowRank) for term in terms)
+
+
+def _decompose(
+    name: str, terms: tuple[Term, ...], target: Target, exact: bool | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Singular triples, at least as many as the target needs, and the squared norm."""
+    shape = terms[0].delta.shape
+    if _are_factors(terms) and sum(term.delta.rank for term in terms) < min(shape):
+        left, values, right = _svd_of_factors(name, list(terms))
+        return left, values, right, values.square().sum().item()
+    return _svd_of_dense(name, Sum(shape, terms), target, exact)
 
 
 def stacked_factors(terms: Iterable[Term]) -> tuple[torch.Tensor, torch.Tensor]:

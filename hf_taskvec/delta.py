@@ -63,10 +63,14 @@ class Delta(ABC):
 
 
 def _add_parts(parts: Parts, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
+    # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
+    change = out if weight.is_integer() else torch.zeros_like(out)
     for sign, source in parts:
         tensor = source.read()
         rows = tensor if tensor.ndim == 0 else tensor[start:stop]
-        out.add_(rows.to(out), alpha=sign * weight)
+        change.add_(rows.to(out), alpha=sign * weight if change is out else sign)
+    if change is not out:
+        out.add_(change.mul_(weight))
 
 
 @dataclass(frozen=True)

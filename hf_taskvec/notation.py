@@ -7,6 +7,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from hf_taskvec.combine import combine
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.vector import TaskVector
@@ -33,8 +34,8 @@ def names_in(expression: str) -> list[str]:
 def evaluate(expression: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
     """The vector that an expression stands for.
 
-    It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `filter(v, include="*.mlp.*")` and
-    `scale(v, by={"*.mlp.*": 0.5})`.
+    It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `filter(v, include="*.mlp.*")`,
+    `scale(v, by={"*.mlp.*": 0.5})` and merging rules, `combine([v, w], "ties", density=0.2)`.
     """
     try:
         result = _value(_tree(expression), expression, vectors)
@@ -76,9 +77,13 @@ def _value(node: ast.expr, whole: str, vectors: Mapping[str, TaskVector]) -> "Ta
             return _binary(op, _value(left, whole, vectors), _value(right, whole, vectors), whole)
         case ast.Call(func=ast.Name(id=name), args=[inner], keywords=keywords) if name in _METHODS:
             return _call(name, _value(inner, whole, vectors), keywords)
+        case ast.Call(func=ast.Name(id="combine"), args=[ast.List(elts=parts), *rest], keywords=keywords):
+            given: list[Any] = [_value(part, whole, vectors) for part in parts]
+            return combine(given, *(_plain(each, "combine(...)") for each in rest), **_options("combine", keywords))
     text = ast.get_source_segment(whole.strip(), node) or type(node).__name__
     raise BadValueError(
-        f"{text!r} has no place in an expression. Use numbers, names, + - * /, brackets, and {', '.join(_METHODS)}."
+        f"{text!r} has no place in an expression. Use numbers, names, + - * /, brackets, "
+        f"{', '.join(_METHODS)}, and combine([...], 'rule')."
     )
 
 
@@ -107,21 +112,27 @@ def _binary(op: ast.operator, left: "TaskVector | float", right: "TaskVector | f
 def _call(name: str, vector: "TaskVector | float", keywords: list[ast.keyword]) -> TaskVector:
     if not isinstance(vector, TaskVector):
         raise BadValueError(f"{name}() takes a task vector first, not a number.")
-    options: dict[str, Any] = {}
-    for keyword in keywords:
-        if keyword.arg not in _METHODS[name]:
-            given = keyword.arg or "**"
+    options = _options(name, keywords)
+    for given in options:
+        if given not in _METHODS[name]:
             raise MissingNameError(f"{name}() has no option {given!r}.{did_you_mean(given, _METHODS[name])}")
-        try:
-            options[keyword.arg] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, MemoryError, RecursionError):
-            raise BadValueError(f"{name}({keyword.arg}=...) takes a plain value.") from None
     if name == "scale":
         if "by" not in options:
             raise BadValueError("scale() takes by={'pattern': number}.")
         return vector.scale(options.pop("by"), **options)
     result: TaskVector = getattr(vector, name)(**options)
     return result
+
+
+def _options(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
+    return {keyword.arg or "**": _plain(keyword.value, f"{name}({keyword.arg}=...)") for keyword in keywords}
+
+
+def _plain(node: ast.expr, where: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        raise BadValueError(f"{where} takes a plain value.") from None
 
 
 # Writing.
@@ -160,7 +171,9 @@ def as_code(provenance: Provenance) -> str:
     lines += [
         f"{origin.label} = ({_expression_code(origin.how)}).named({origin.label!r})" for origin in reversed(named)
     ]
-    return "\n".join([*lines, f"vector = {_expression_code(provenance.expression)}"])
+    lines.append(f"vector = {_expression_code(provenance.expression)}")
+    uses_rules = any("combine([" in line for line in lines)
+    return "\n".join([*(["from hf_taskvec import combine", ""] if uses_rules else []), *lines])
 
 
 def _origin_code(origin: Origin) -> str:
@@ -181,7 +194,7 @@ def _where(model: ModelRecord) -> str:
 
 
 def _expression_code(expression: str) -> str:
-    """The notation as Python: functions of a vector become its methods."""
+    """The notation as Python: functions of one vector become its methods."""
     try:
         return ast.unparse(_Methods().visit(_tree(expression)))
     except BadValueError:
@@ -191,7 +204,7 @@ def _expression_code(expression: str) -> str:
 class _Methods(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if not isinstance(node.func, ast.Name) or not node.args:
+        if not isinstance(node.func, ast.Name) or not node.args or node.func.id == "combine":
             return node
         positional = [each.value for each in node.keywords if each.arg == "by"]
         keywords = [each for each in node.keywords if each.arg != "by"]

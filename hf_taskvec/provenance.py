@@ -7,7 +7,7 @@ store the path of a local folder that it refers to, beside its provenance.)
 
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,8 @@ class ModelRecord:
     #: what the model's own card states, where it was at hand
     license: License | None = None
     datasets: tuple[str, ...] = ()
+    #: a digest of the vocabulary, where a tokenizer was beside the weights
+    tokenizer: str | None = None
 
     @property
     def hub_id(self) -> str | None:
@@ -107,6 +109,8 @@ class Provenance:
 
     weights: tuple[tuple[str, float], ...] = ()
     origins: tuple[Origin, ...] = field(default=(), repr=False)
+    #: the merging rules that took part, each with the link to its paper
+    rules: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, origin: Origin) -> "Provenance":
@@ -135,19 +139,39 @@ class Provenance:
         for atom, weight in other.weights:
             weights[atom] = weights.get(atom, 0.0) + weight
         origins = dict.fromkeys([*self.origins, *other.origins])
-        return Provenance(tuple((a, w) for a, w in weights.items() if w != 0.0), tuple(origins))
+        rules = dict.fromkeys([*self.rules, *other.rules])
+        return Provenance(tuple((a, w) for a, w in weights.items() if w != 0.0), tuple(origins), tuple(rules))
 
     def through(self, function: str, **arguments: object) -> "Provenance":
         """The provenance of `function(self, ...)`: one new atom."""
-        given = "".join(f", {key}={_plain(value)!r}" for key, value in arguments.items() if value is not None)
-        return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins)
+        given = _keywords(arguments)
+        return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins, self.rules)
+
+    @classmethod
+    def combined(
+        cls, each: "Sequence[Provenance]", rule: str, paper: str | None = None, **arguments: object
+    ) -> "Provenance":
+        """The provenance of `combine([...], rule, ...)`: one new atom over all of them.
+
+        >>> a, b = (Provenance.of(Origin(label, "given")) for label in "ab")
+        >>> Provenance.combined([a, b.scaled(-0.5)], "ties", density=0.2).expression
+        "combine([a, -0.5*b], 'ties', density=0.2)"
+        """
+        whole, expressions = cls(), []
+        for one in each:
+            one = one._relabelled_beside(whole)
+            expressions.append(one.expression)
+            whole = whole.plus(one)
+        atom = f"combine([{', '.join(expressions)}], {rule!r}{_keywords(arguments)})"
+        rules = dict.fromkeys([*whole.rules, *([(rule, paper)] if paper else [])])
+        return cls(((atom, 1.0),), whole.origins, tuple(rules))
 
     def renamed(self, label: str) -> "Provenance":
         """The same provenance under a name of its own, if it is a single source; else as a named atom."""
         if len(self.origins) == 1 and self.weights == ((self.origins[0].label, 1.0),):
             return Provenance.of(replace(self.origins[0], label=label))
         how = f"{self.expression}"
-        return Provenance(((label, 1.0),), (Origin(label, how), *self.origins))
+        return Provenance(((label, 1.0),), (Origin(label, how), *self.origins), self.rules)
 
     def _relabelled_beside(self, other: "Provenance") -> "Provenance":
         taken = {origin.label: origin for origin in other.origins}
@@ -167,6 +191,7 @@ class Provenance:
         return Provenance(
             tuple((swap(atom), weight) for atom, weight in self.weights),
             tuple(replace(o, label=label) if o == origin else o for o in self.origins),
+            self.rules,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -174,6 +199,7 @@ class Provenance:
             "expression": self.expression,
             "weights": [[atom, weight] for atom, weight in self.weights],
             "origins": [origin.to_json() for origin in self.origins],
+            **({"rules": dict(self.rules)} if self.rules else {}),
         }
 
     @classmethod
@@ -181,7 +207,12 @@ class Provenance:
         return cls(
             tuple((str(atom), float(weight)) for atom, weight in data["weights"]),
             tuple(Origin.from_json(origin) for origin in data["origins"]),
+            tuple((str(rule), str(paper)) for rule, paper in data.get("rules", {}).items()),
         )
+
+
+def _keywords(arguments: Mapping[str, object]) -> str:
+    return "".join(f", {key}={_plain(value)!r}" for key, value in arguments.items() if value is not None)
 
 
 def _plain(value: object) -> object:

@@ -34,6 +34,7 @@ from hf_taskvec.checkpoint import (
     open_files,
     read_json,
 )
+from hf_taskvec.computed import Computed
 from hf_taskvec.delta import Delta, Dense, Difference, DoRA, LowRank, Rows, tile_rows
 from hf_taskvec.errors import (
     BadValueError,
@@ -80,8 +81,15 @@ class _Encoder:
             case Difference():
                 pair = {"base": self.source(key, delta.base), "tuned": self.source(key, delta.tuned)}
                 return {"kind": "difference", **pair}
-            case Dense() if self.dtype is not None:
-                return self._rounded(key, name, delta)
+            case Computed() if self.reference:
+                raise UnsupportedError(
+                    f"{name} is computed by a merging rule, so no file can be referred to. Save the vector without "
+                    "reference=True."
+                )
+            case Computed() | Dense() if self.dtype is not None:
+                return self._rounded(key, name, delta, self.dtype)
+            case Computed():  # whose numbers are fp32
+                return self._rounded(key, name, delta, torch.float32)
             case Dense():
                 parts = [self.source(f"{key}.part{n}", part) for n, part in enumerate(delta.tensors)]
                 return {"kind": "dense", "parts": parts}
@@ -105,7 +113,7 @@ class _Encoder:
 
     def _difference(self, key: str, name: str, delta: Difference) -> dict[str, Any] | None:
         if self.dtype is not None:
-            return self._rounded(key, name, delta)
+            return self._rounded(key, name, delta, self.dtype)
         form = exact_format(delta.tuned.read(), delta.base.read(), name)
         shared = _Shared(delta, form)
         for part in range(form.parts):
@@ -113,9 +121,8 @@ class _Encoder:
         parts = [f"{key}.part{part}" for part in range(form.parts)]
         return {"kind": "dense", "parts": parts} if parts else None
 
-    def _rounded(self, key: str, name: str, delta: Delta) -> dict[str, Any]:
-        assert self.dtype is not None
-        self.tensors[key] = _Written(self.dtype, delta.shape, _Rounded(name, delta))
+    def _rounded(self, key: str, name: str, delta: Delta, dtype: torch.dtype) -> dict[str, Any]:
+        self.tensors[key] = _Written(dtype, delta.shape, _Rounded(name, delta))
         return {"kind": "dense", "parts": [key]}
 
     def source(self, key: str, source: Source) -> Any:

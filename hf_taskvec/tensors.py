@@ -5,6 +5,7 @@ memory-mapped file, which must never be written to. Two sources are equal if the
 that is how like terms are found without reading anything.
 """
 
+import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,21 @@ def samples(tensor: torch.Tensor) -> bytes:
     middle = max(0, flat.numel() // 2 - count // 2)
     pieces = [flat[:count], flat[middle : middle + count], flat[-count:]]
     return b"".join(piece.contiguous().view(torch.uint8).numpy().tobytes() for piece in pieces if piece.numel())
+
+
+def describe(value: object) -> str:
+    """A value over sources as a text that is the same only for what reads the same: how expressions are fingerprinted.
+
+    Fields that do not take part in comparing a value (functions, caches) do not take part here.
+    """
+    if isinstance(value, Source):
+        return value.identity
+    if isinstance(value, tuple):
+        return "(" + ",".join(describe(each) for each in value) + ")"
+    if dataclasses.is_dataclass(value):
+        compared = (each.name for each in dataclasses.fields(value) if each.compare)
+        return f"{type(value).__name__}({','.join(describe(getattr(value, name)) for name in compared)})"
+    return repr(value)
 
 
 def fingerprint(tensors: Mapping[str, Source]) -> str:

@@ -1,6 +1,5 @@
 """`TaskVector`: an immutable, lazy linear expression over weight changes."""
 
-import dataclasses
 import fnmatch
 import hashlib
 import math
@@ -27,7 +26,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.names import is_vocabulary
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance
-from hf_taskvec.tensors import InMemory, Source, fingerprint
+from hf_taskvec.tensors import InMemory, Source, describe, fingerprint
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -623,7 +622,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         digest = hashlib.sha256()
         for name in sorted(self):
             for term in self[name]:
-                digest.update(f"{name}|{term.weight!r}|{_describe(term.delta)}\n".encode())
+                digest.update(f"{name}|{term.weight!r}|{describe(term.delta)}\n".encode())
         return digest.hexdigest()
 
     def named(self, name: str) -> "TaskVector":
@@ -682,7 +681,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def dot(self, other: "TaskVector", name: str | None = None) -> float:
         """The inner product with another vector, in total or for one parameter."""
         if name is not None:
-            _check_shape(name, self.shape(name), other.shape(name))
+            check_shape(name, self.shape(name), other.shape(name))
             return measure.dot(name, self[name], other[name])
         return math.fsum(self.dots(other).values())
 
@@ -690,7 +689,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         """The inner product with another vector for each parameter that both change."""
         common = [name for name in self if name in other]
         for name in common:
-            _check_shape(name, self.shape(name), other.shape(name))
+            check_shape(name, self.shape(name), other.shape(name))
         return {name: measure.dot(name, self[name], other[name]) for name in common}
 
     def cosine(self, other: "TaskVector", name: str | None = None) -> float:
@@ -718,24 +717,13 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         return "\n".join(lines)
 
 
-def _describe(value: object) -> str:
-    if isinstance(value, Source):
-        return value.identity
-    if isinstance(value, tuple) and not isinstance(value, str):
-        return "(" + ",".join(_describe(each) for each in value) + ")"
-    if dataclasses.is_dataclass(value):
-        fields = ",".join(_describe(getattr(value, each.name)) for each in dataclasses.fields(value))
-        return f"{type(value).__name__}({fields})"
-    return repr(value)
-
-
 def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:
     """Like terms added up, those that cancel dropped."""
     weights: dict[Any, float] = {}
     shape: tuple[int, ...] | None = None
     for term in terms:
         if shape is not None:
-            _check_shape(name, shape, term.delta.shape)
+            check_shape(name, shape, term.delta.shape)
         shape = term.delta.shape
         weights[term.delta] = weights.get(term.delta, 0.0) + term.weight
     for weight in weights.values():
@@ -744,7 +732,8 @@ def _fold(name: str, terms: Iterable[Term]) -> tuple[Term, ...]:
     return tuple(Term(weight, delta) for delta, weight in weights.items() if weight != 0.0)
 
 
-def _check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
+def check_shape(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Refuse two shapes of one parameter that differ, naming it."""
     if one != other:
         vocabulary = len(one) == len(other) and one[1:] == other[1:] and is_vocabulary(name)
         hint = (

@@ -15,8 +15,8 @@ ROOT = Path(hf_taskvec.__file__).parent
 # Which way imports point: to a lower layer, or within one. A module that is not named here is of the top layer.
 LAYERS = [
     {"_version", "errors"},
-    {"names", "tensors", "provenance", "readme"},
-    {"delta", "arithmetic", "exact", "measure", "compress", "prune", "vector"},
+    {"names", "tensors", "provenance", "readme", "vocabulary"},
+    {"delta", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
     {
         "checkpoint",
         "writer",
@@ -29,6 +29,7 @@ LAYERS = [
         "apply",
         "edit",
         "adapter",
+        "combine",
     },
 ]
 

@@ -34,8 +34,8 @@ def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[
     """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
     ensure_matplotlib()
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
-    wanted = [name for name in pages if only is None or name in only]
-    return figures.render({name: partial(pages[name], report) for name in wanted})
+    wanted = {name: partial(draw, report) for name, draw in pages.items() if only is None or name in only}
+    return figures.render(wanted)
 
 
 def scores_figure(report: UnlearningReport) -> "Figure":

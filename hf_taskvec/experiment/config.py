@@ -1,6 +1,5 @@
 """The settings of the unlearning experiment: one dataclass, every field explained."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,29 +8,19 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation import protocols
 from hf_taskvec.evaluation.books import ROLES, Role
 from hf_taskvec.evaluation.protocols import Protocol
+from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.options import option
 from hf_taskvec.training.settings import TrainingSettings
 
-EMBEDDED = "embedded"
-# Where things lie and what is done with them; the results are the same.
-_NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub"}
 # Given as paths: recorded by name and fingerprint instead.
 _PATHS = ("base_model", "joint_model", "tuned_model", "task_vector", "adapter", "reference_model", "books")
 
 
 @dataclass(frozen=True)
-class UnlearnConfig:
+class UnlearnConfig(CommonConfig):
     """The settings of `recipes/unlearn.py`."""
 
-    config: str | None = option(
-        None, "A file of settings (YAML): a ready one by its name, or a path. Flags win over it."
-    )
-
     # What is given. Whatever is missing is made.
-    base_model: str = option(
-        EMBEDDED,
-        "θ_0: a Hub id or a folder; `embedded` (a tiny Phi, pretrained here and now) or `smollm2-135m` (from PyPI).",
-    )
     books: list[str] | None = option(
         None,
         "The texts as role=file, e.g. `forget=hp1.txt aligned=hp2.txt retain=pp.txt`; a role may come several times. The embedded model brings its own.",
@@ -44,55 +33,18 @@ class UnlearnConfig:
     retrain: bool = option(True, "Make that reference model: the gold standard of a model that never saw the book.")
 
     # The vector.
-    method: Literal["full", "lora"] = option("full", "How the vector is made: by full fine-tuning, or with LoRA.")
     rank: int | None = option(None, "Compress the vector to this rank before it is used (corollary 1 of the paper).")
     prune_rows: float | None = option(
         None,
         "Keep this share of the rows in each MLP matrix of the vector, those with the largest norms (corollary 2).",
     )
-    lora_rank: int = option(32, "The rank that LoRA trains with.")
-    lora_alpha: float | None = option(None, "LoRA's scale is alpha / rank; twice the rank if not given.")
-    lora_targets: list[str] | None = option(
-        None, "The modules that LoRA adapts, by the ends of their names; every linear layer but the head if not given."
-    )
-    lora_dropout: float = option(0.0, "Dropout of LoRA's input.")
     lora_epochs: int | None = option(None, "How often LoRA reads the book; as often as full fine-tuning if not given.")
-    lora_learning_rate: float = option(2e-4, "The highest learning rate of LoRA.")
 
     # Fine-tuning.
     joint_method: Literal["full", "lora"] = option(
         "full", "How θ_0' and the reference model are made; what LoRA gives is merged."
     )
     epochs: int = option(3, "How often the books are read.")
-    learning_rate: float = option(1e-5, "The highest learning rate of full fine-tuning.")
-    batch_size: int = option(8, "Blocks in one step, over all processes.")
-    micro_batch_size: int | None = option(
-        None, "Blocks in one forward pass of a process; all of its share if not given."
-    )
-    weight_decay: float = option(0.1, "The weight decay of AdamW.")
-    warmup: float = option(0.05, "The share of the steps in which the learning rate rises.")
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "How the learning rate falls.")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", "Of the forward and backward passes.")
-    gradient_checkpointing: bool = option(False, "Compute activations twice instead of keeping them.")
-    block_length: int = option(512, "Tokens in a block.")
-    block_stride: int | None = option(
-        None, "Tokens from one block's start to the next; blocks overlap if it is smaller than their length."
-    )
-
-    # The texts.
-    words: int | None = option(
-        None, "Take only so many words of each book (or write so many, with the embedded model)."
-    )
-    section_words: int = option(1000, "Words in a section, which is trained on or held out as a whole.")
-    held_out: float = option(0.3, "The share of the sections that is held out.")
-
-    # The embedded model, which is pretrained on general prose of the same generator.
-    general_words: int = option(60_000, "Words of general prose that the embedded model is pretrained on.")
-    pretrain_epochs: int = option(5, "How often it reads them.")
-    pretrain_learning_rate: float = option(3e-3, "The highest learning rate while it does.")
-    vocabulary: int = option(2048, "Entries of its tokenizer.")
-    hidden_size: int = option(128, "The width of its layers.")
-    layers: int = option(4, "How many layers it has.")
 
     # The sweep.
     scales: list[float] = option([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], "The values of λ.")
@@ -107,7 +59,6 @@ class UnlearnConfig:
     )
     margin: float = option(0.03, "`As if never seen` means within ± this of the reference model's Rouge-L.")
     retain_bound: float = option(0.1, "The share of its Rouge-L that a retained book may lose.")
-    evaluation_batch_size: int | None = option(None, "Passages in one batch; found automatically if not given.")
 
     correlation: bool = option(
         False,
@@ -115,12 +66,7 @@ class UnlearnConfig:
     )
 
     # The run.
-    seed: int = option(0, "Of the texts, the split, the training and the statistics.")
     output: str = option("outputs/unlearn", "The folder for the report, the plots, the chosen model and the vector.")
-    cache: str | None = option(None, "The folder for the trained stages; `stages` in the output folder if not given.")
-    force: bool = option(
-        False, "Do everything again, also what is finished, and replace the results of other settings."
-    )
     push_to_hub: str | None = option(None, "Push the chosen model to this repository, with its report.")
 
     def __post_init__(self) -> None:
@@ -145,10 +91,6 @@ class UnlearnConfig:
         _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
 
     @property
-    def embedded(self) -> bool:
-        return self.base_model == EMBEDDED
-
-    @property
     def roles(self) -> list[tuple[Role, str]]:
         """Each given book's role and file."""
         found: list[tuple[Role, str]] = []
@@ -169,37 +111,7 @@ class UnlearnConfig:
 
     def training(self, method: Literal["full", "lora"]) -> TrainingSettings:
         """How to fine-tune by this method."""
-        settings = TrainingSettings(
-            method=method,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            micro_batch_size=self.micro_batch_size,
-            weight_decay=self.weight_decay,
-            warmup=self.warmup,
-            schedule=self.schedule,
-            precision=self.precision,
-            gradient_checkpointing=self.gradient_checkpointing,
-            seed=self.seed,
-        )
-        if method == "full":  # the same whatever LoRA would do, so that its stage is shared
-            return settings
-        return dataclasses.replace(
-            settings,
-            epochs=self.lora_epochs or self.epochs,
-            learning_rate=self.lora_learning_rate,
-            rank=self.lora_rank,
-            alpha=self.lora_alpha,
-            dropout=self.lora_dropout,
-            targets=tuple(self.lora_targets) if self.lora_targets else None,
-        )
-
-    @property
-    def pretraining(self) -> TrainingSettings:
-        """How the embedded model is pretrained."""
-        return dataclasses.replace(
-            self.training("full"), epochs=self.pretrain_epochs, learning_rate=self.pretrain_learning_rate
-        )
+        return self.settings(method, (self.lora_epochs or self.epochs) if method == "lora" else self.epochs)
 
     def resolved(self, inputs: dict[str, str]) -> dict[str, Any]:
         """All that decides the results, without a path of this machine: what was given is known by its fingerprint.
@@ -207,5 +119,4 @@ class UnlearnConfig:
         Args:
             inputs: the fingerprint of each book and model that was given, by name.
         """
-        settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in _NOT_IDENTITY and k not in _PATHS}
-        return {"inputs": inputs, **settings}
+        return {"inputs": inputs, **self.identity(_PATHS)}

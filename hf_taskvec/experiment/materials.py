@@ -14,6 +14,7 @@ from hf_taskvec.evaluation.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import make_tasks
 from hf_taskvec.evaluation.runner import processes
+from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
 from hf_taskvec.training import check_memory, estimate_memory
@@ -55,14 +56,14 @@ def gather(config: UnlearnConfig) -> Materials:
         tokenizer = train_tokenizer(texts.general, config.vocabulary)
         base = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
     else:
-        books = tuple(_given(path, role, config) for role, path in config.roles)
+        books = tuple(read_book(path, role, config) for role, path in config.roles)
         base = smollm_folder() if config.base_model == SMOLLM else config.base_model
         tokenizer = None
-    _check_books(books)
+    check_books(books)
     source = open_base(base)
     inputs = _inputs(config, books, base)
     if tokenizer is None:
-        tokenizer = _tokenizer(base)
+        tokenizer = read_tokenizer(base)
     if "lora" in (config.method, config.joint_method):
         check_targets(meta_model(source.config), config.training("lora").targets)
     context = source.context
@@ -76,7 +77,7 @@ def gather(config: UnlearnConfig) -> Materials:
     return Materials(books, tokenizer, base, general, inputs)
 
 
-def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: UnlearnConfig) -> "datasets.Dataset":
+def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: CommonConfig) -> "datasets.Dataset":
     """The seen text of all these books, in blocks."""
     import datasets
 
@@ -88,17 +89,19 @@ def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: UnlearnConf
 
 def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
     found = [*zip(texts.series, ("forget", "aligned"), strict=True), *((book, "retain") for book in texts.unrelated)]
-    return tuple(_book(written.text, written.name, role, config) for written, role in found)  # type: ignore[arg-type]
+    return tuple(book_of(written.text, written.name, role, config) for written, role in found)  # type: ignore[arg-type]
 
 
-def _given(path: str, role: Role, config: UnlearnConfig) -> Book:
+def read_book(path: str, role: Role, config: CommonConfig) -> Book:
+    """A book from a file, cut to the number of words that the config asks for."""
     book = load_book(path, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed)
     if config.words is None or book.pairs:
         return book
-    return _book(" ".join(book.text.split(" ")[: config.words]), book.name, role, config)
+    return book_of(" ".join(book.text.split(" ")[: config.words]), book.name, role, config)
 
 
-def _book(text: str, name: str, role: Role, config: UnlearnConfig) -> Book:
+def book_of(text: str, name: str, role: Role, config: CommonConfig) -> Book:
+    """A book from its text, split as the config says."""
     import datasets
 
     data = datasets.Dataset.from_dict({"text": [text]})
@@ -107,7 +110,8 @@ def _book(text: str, name: str, role: Role, config: UnlearnConfig) -> Book:
     )
 
 
-def _check_books(books: tuple[Book, ...]) -> None:
+def check_books(books: tuple[Book, ...]) -> None:
+    """Refuse the same text twice, and the same name."""
     seen: dict[str, Book] = {}
     for book in books:
         if book.text and book.text in seen:
@@ -139,7 +143,8 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
     return inputs
 
 
-def _tokenizer(where: "str | Path") -> Any:
+def read_tokenizer(where: "str | Path") -> Any:
+    """The tokenizer beside a model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(where)

@@ -55,6 +55,8 @@ class Loop:
     settings: TrainingSettings
     precision: str
     losses: list[float] = field(default_factory=list)
+    #: how many steps there are, if not as many as the epochs have
+    total: int | None = None
     #: loss and gradient norm of the steps whose numbers were not read yet
     _unread: list[torch.Tensor] = field(default_factory=list)
 
@@ -64,32 +66,33 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        return self.settings.epochs * self.steps_in_epoch
+        return self.total or self.settings.epochs * self.steps_in_epoch
 
     @property
     def plain(self) -> Any:
         """The model without accelerate's wrappers."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
-    def run(self, progress: bool | None, after_step: Callable[[int], None]) -> float:
-        """Train from where the losses end to the last step; the speed, in tokens per second.
+    def run(self, progress: bool | None, after_step: Callable[[int], None], until: int | None = None) -> float:
+        """Train from where the losses end to the last step, or until so many are done; the speed, in tokens per second.
 
         `after_step(done)` is called in every process after each step, with the number of steps done.
         """
+        stop = self.steps if until is None else until
         self.model.train()
         quiet = not self.accelerator.is_main_process or (None if progress is None else not progress)
         every = _STEPS_BETWEEN_READING.get(self.accelerator.device.type, _ELSEWHERE)
         tokens, began, start = 0, time.perf_counter(), len(self.losses)
         order = torch.empty(0)
-        with tqdm(total=self.steps, initial=start, desc="Training", unit="step", disable=quiet) as bar:
-            for step in range(start, self.steps):
+        with tqdm(total=stop, initial=start, desc="Training", unit="step", disable=quiet) as bar:
+            for step in range(start, stop):
                 epoch, index = divmod(step, self.steps_in_epoch)
                 if index == 0 or step == start:
                     order = epoch_order(len(self.blocks), self.settings.seed, epoch)
                 rows = order[index * self.settings.batch_size :][: self.settings.batch_size]
                 self._step(step, rows)
                 tokens += rows.numel() * self.blocks.length
-                if (step + 1) % every == 0 or step + 1 == self.steps:
+                if (step + 1) % every == 0 or step + 1 == stop:
                     self.read_losses()
                     speed = tokens / (time.perf_counter() - began)
                     state = f"epoch {epoch + 1}, loss {self.losses[-1]:.3f}, {speed:,.0f} tokens/s"

@@ -1,0 +1,133 @@
+"""`combine`: many task vectors into one, by a named rule."""
+
+import numbers
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hf_taskvec.combine.registry import Change, Parameter, find_rule, layer_of
+from hf_taskvec.errors import BadValueError, MismatchError, some
+from hf_taskvec.provenance import Provenance
+from hf_taskvec.vector import TaskVector, check_shape
+
+
+def combine(
+    vectors: Sequence[TaskVector], rule: str = "sum", weights: Sequence[float] | None = None, **options: Any
+) -> TaskVector:
+    """Many task vectors merged into one, by a named rule: again a `TaskVector`, lazy, with its provenance.
+
+    Args:
+        vectors (`Sequence[TaskVector]`): of one architecture. A parameter that a vector does not have is not changed by
+            it.
+        rule (`str`): one of `rules()`.
+        weights (`Sequence[float]`, *optional*): one for each vector, 1 by default. A negative weight subtracts, in every
+            rule.
+        options: the rule's own, such as `density=0.2`.
+
+    Linear rules give expressions, in which factors stay factors. The result of any other rule is computed when it is
+    used, from tiles of the vectors: no model and no whole parameter is held, except for spectral rules on dense
+    matrices, which hold one parameter.
+
+    >>> import torch
+    >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -3.0, 0.1])}, name="a")
+    >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 1.0, 0.1])}, name="b")
+    >>> merged = combine([a, b], "ties", density=0.7)
+    >>> merged.dense("w")
+    tensor([ 1.5000, -3.0000,  0.0000])
+    >>> merged.expression
+    "combine([a, b], 'ties', density=0.7)"
+    """
+    found = find_rule(rule)
+    found.check_options(options)
+    _check_vectors(vectors, found.name, found.at_least)
+    scales = _check_weights(weights, len(vectors))
+    if found.linear:
+        parts = zip(found.function(scales, **options), vectors, strict=True)
+        return sum((coefficient * vector for coefficient, vector in parts), start=TaskVector({}))
+    labels = _labels(vectors)
+    layers = [layer for vector in vectors for name in vector if (layer := layer_of(name)) is not None]
+    terms = {}
+    for name in dict.fromkeys(name for vector in vectors for name in vector):
+        changes = tuple(
+            Change(index, labels[index], scale, vector[name])
+            for index, (vector, scale) in enumerate(zip(vectors, scales, strict=True))
+            if name in vector and scale != 0.0
+        )
+        if changes:
+            key = f"{found.name} {sorted(options.items())!r} of {len(vectors)}"
+            parameter = Parameter(name, changes, len(vectors), max(layers, default=-1) + 1, key)
+            terms[name] = tuple(found.function(parameter, **options))
+    weighted = [vector.provenance.scaled(scale) for vector, scale in zip(vectors, scales, strict=True)]
+    return TaskVector(terms, Provenance.combined(weighted, found.name, found.paper, **options))
+
+
+def _labels(vectors: Sequence[TaskVector]) -> list[str]:
+    """The vectors' expressions, with a number where several have the same one."""
+    counts: Counter[str] = Counter()
+    labels = []
+    for vector in vectors:
+        text = vector.expression
+        counts[text] += 1
+        labels.append(text if counts[text] == 1 else f"{text} #{counts[text]}")
+    return labels
+
+
+def _check_weights(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1.0] * count
+    if isinstance(weights, str | numbers.Real) or len(weights) != count:
+        given = "one number" if isinstance(weights, numbers.Real) else f"{len(weights)} weights"
+        raise BadValueError(f"there are {count} vectors and {given}. Give one weight for each vector.")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not abs(float(weight)) < float("inf"):
+            raise BadValueError(f"a weight of {weight!r} makes no sense: give finite numbers.")
+    return [float(weight) for weight in weights]
+
+
+def _check_vectors(vectors: Sequence[TaskVector], rule: str, at_least: int) -> None:
+    """Refuse what does not belong together, before anything is read."""
+    if isinstance(vectors, TaskVector) or not isinstance(vectors, Sequence):
+        raise BadValueError(f"combine() takes a list of task vectors, not a {type(vectors).__name__}.")
+    for vector in vectors:
+        if not isinstance(vector, TaskVector):
+            raise BadValueError(f"combine() takes task vectors, not a {type(vector).__name__}.")
+    if len(vectors) < at_least:
+        raise BadValueError(
+            f"the rule {rule!r} combines at least {at_least} vector{'s'[: at_least > 1]}, and there "
+            f"{'is 1' if len(vectors) == 1 else f'are {len(vectors)}'}. To scale one vector, multiply it."
+        )
+    _check_models(vectors)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for vector in vectors:
+        fresh = {name: vector.shape(name) for name in vector}
+        common = fresh.keys() & shapes.keys()
+        if shapes and fresh and not common:
+            raise MismatchError(
+                f"{vector.expression} changes none of the parameters that the vectors before it change "
+                f"({some(fresh, 2)}; {some(shapes, 2)}). Were they made from models of different architectures?"
+            )
+        for name in (each for each in fresh if each in common):
+            check_shape(name, shapes[name], fresh[name])
+        shapes |= fresh
+
+
+def _check_models(vectors: Sequence[TaskVector]) -> None:
+    """Refuse vectors that are known to come from different kinds of models, or from models that read other tokens."""
+    for what, consequence in (
+        ("architecture", "Only vectors of one architecture can be combined."),
+        (
+            "tokenizer",
+            "The same token numbers stand for other text there; only vectors of one tokenizer can be combined.",
+        ),
+    ):
+        known: dict[str, str] = {}
+        for vector in vectors:
+            for origin in vector.provenance.origins:
+                for model in (origin.base, origin.tuned):
+                    if model is not None and (value := vars(model)[what]):
+                        known.setdefault(value, vector.expression)
+        if len(known) > 1:
+            (one, first), (other, second) = list(known.items())[:2]
+            raise MismatchError(
+                f"{first} and {second} come from models of different {what}s ({one}, {other}). {consequence}"
+            )

@@ -1,0 +1,203 @@
+"""Sparse rules: each vector keeps some of its elements, and what is kept is merged.
+
+A share of elements is counted in each parameter by itself, as the papers and mergekit do. Elements of equal magnitude
+are kept or left out together: 16-bit weights have many of them, and no order among them would mean anything.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import hardshrink
+
+from hf_taskvec.arithmetic import Term
+from hf_taskvec.combine.registry import Parameter, rule, share, shares
+from hf_taskvec.combine.select import order_statistics
+from hf_taskvec.computed import Statistic, TileFunction, Tiles
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.prune import MLP, prune_rows
+from hf_taskvec.tensors import numel
+from hf_taskvec.vector import TaskVector
+
+Densities = float | Sequence[float]
+
+
+@rule("magnitude", paper="https://arxiv.org/abs/1506.02626", at_least=1)
+def magnitude(parameter: Parameter, density: Densities = 0.2) -> list[Term]:
+    """The weighted sum of vectors of which only the largest elements are kept.
+
+    `density` is the share of elements to keep in each parameter: one number, or one for each vector.
+    """
+    densities = shares("density", density, parameter.vectors)
+    if min(densities) == 1.0:
+        return parameter.sum()
+    cuts = [_cut(parameter, densities[change.index]) for change in parameter.changes]
+    return parameter.computed(_weighted_sum(parameter, _at_least), cuts)
+
+
+@rule("rows", paper="https://arxiv.org/abs/2504.10957", at_least=1)
+def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
+    """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
+
+    Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
+    """
+    kept = share("fraction", fraction)
+    if not MLP.search(parameter.name) or len(parameter.shape) != 2:
+        return parameter.sum()
+    pruned = [prune_rows(TaskVector({parameter.name: change.terms}), kept) for change in parameter.changes]
+    pairs = zip(parameter.changes, pruned, strict=True)
+    return [
+        Term(change.weight * term.weight, term.delta) for change, vector in pairs for term in vector[parameter.name]
+    ]
+
+
+@rule("breadcrumbs", paper="https://arxiv.org/abs/2312.06795", at_least=1)
+def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0.01) -> list[Term]:
+    """The weighted sum of vectors without their smallest elements, and without their very largest.
+
+    `gamma` is the share of largest elements to leave out, `density` the share to keep of all. A density of 1 - gamma or
+    more leaves fewer of the largest out, so that as many are kept as it says.
+    """
+    if isinstance(gamma, bool) or not isinstance(gamma, float | int) or not 0.0 <= gamma < 1.0:
+        raise BadValueError(
+            f"gamma={gamma!r}: the share of largest elements to leave out must be at least 0 and below 1."
+        )
+    densities = shares("density", density, parameter.vectors)
+    if min(densities) == 1.0:
+        return parameter.sum()
+    count = numel(parameter.shape)
+    most = int(gamma * count)
+
+    def bounds(share: float) -> Statistic:
+        kept = int(share * count)
+        first = max(0, count - kept - most)
+
+        def find(tiles: Tiles) -> tuple[float, ...] | None:  # None: a small parameter, of which nothing is kept
+            return tuple(order_statistics(tiles, [first, first + kept - 1], parameter.name)) if kept else None
+
+        return find
+
+    def keep(tile: torch.Tensor, bound: tuple[float, float] | None) -> torch.Tensor:
+        if bound is None:
+            return tile.zero_()
+        kept = _at_least(tile, bound[0])
+        above = float(np.nextafter(np.float32(bound[1]), np.float32(np.inf)))
+        return kept - _at_least(kept.clone(), above)  # x - x is 0 exactly
+
+    found = [bounds(densities[change.index]) for change in parameter.changes]
+    return parameter.computed(_weighted_sum(parameter, keep), found)
+
+
+@rule("dare", paper="https://arxiv.org/abs/2311.03099", at_least=1)
+def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale: bool = True) -> list[Term]:
+    """The weighted sum of vectors of which random elements are dropped, and the others scaled up to make up for it.
+
+    What is kept is divided by the density (`rescale=False` leaves it as it is). Which elements are kept depends on the
+    seed, the vector's expression and the parameter's name: not on the order of the vectors, nor on threads or
+    processes.
+    """
+    densities = shares("density", density, parameter.vectors)
+    steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
+    if min(steps) == 65536:
+        return parameter.sum()
+    parts = list(zip(parameter.changes, steps, strict=True))
+    weights = [change.weight * (65536 / step if rescale else 1.0) for change, step in parts]
+    keys = [f"{seed!r}|{change.label}|{parameter.name}" for change in parameter.changes]
+
+    def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
+        result = torch.zeros_like(tiles[0])
+        for tile, weight, key, step in zip(tiles, weights, keys, steps, strict=True):
+            mask = random_mask(f"{key}|{start}", tile.numel(), step).view(tile.shape)
+            result.add_(tile.mul_(mask), alpha=weight)
+        return result
+
+    return parameter.computed(merge)
+
+
+def random_mask(key: str, count: int, step: int) -> torch.Tensor:
+    """`count` random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, size=-(-count // 4), dtype=np.uint64)
+    numbers = torch.from_numpy(draws.astype("<u8", copy=False).view("<i2"))[:count]
+    return numbers.float().lt_(step - 32768)  # as floats, which multiply several times as fast as booleans
+
+
+_NORMALISATIONS = ("count", "weight", "none")
+
+
+@rule("ties", paper="https://arxiv.org/abs/2306.01708")
+def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count") -> list[Term]:
+    """Trim, elect a sign for each element, and average the vectors that agree with it (TIES-Merging).
+
+    Each vector keeps the share `density` of its elements with the largest magnitude and is multiplied by its weight; the
+    sign of an element is that of the sum; and those that have it are merged. So a negative weight negates: it takes
+    part in the election as what it is. Where the sum is exactly 0, nothing is changed.
+
+    `normalize`: `"count"` divides by the number of vectors that agree (the paper; twice the weights give twice the
+    result), `"weight"` by the sum of their weights' magnitudes (mergekit's default, at positive weights), `"none"` gives
+    their sum.
+    """
+    if normalize not in _NORMALISATIONS:
+        hint = did_you_mean(str(normalize), _NORMALISATIONS)
+        raise MissingNameError(f"no normalize={normalize!r}.{hint} It is one of {', '.join(_NORMALISATIONS)}.")
+    densities = shares("density", density, parameter.vectors)
+    weights = [change.weight for change in parameter.changes]
+    parts = {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
+
+    def merge(tiles: list[torch.Tensor], cuts: list[float], start: int) -> torch.Tensor:
+        # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
+        positive, negative = torch.zeros_like(tiles[0]), torch.zeros_like(tiles[0])
+        every, balance = torch.zeros_like(tiles[0]), torch.zeros_like(tiles[0])
+        for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
+            tile = _at_least(tile, cut)
+            if weight != 1.0:
+                tile = tile.mul_(weight)
+            positive.add_(tile.clamp_min(0.0))
+            negative.add_(tile.clamp_max(0.0))
+            if parts is not None:
+                sign = tile.sign_()
+                balance.add_(sign, alpha=parts[number])
+                every.add_(sign.abs_(), alpha=parts[number])
+        elected = (positive + negative).sign_()
+        merged = positive.mul_(elected.clamp_min(0.0)).sub_(negative.mul_(elected.clamp_max(0.0)))
+        if parts is not None:
+            # `every` counts the votes of both signs, `balance` their difference: half the sum is what the elected got.
+            merged.div_(every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES))
+        return merged
+
+    return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
+
+
+# What nothing is divided by, so that it stays nothing: far below any weight.
+_NO_VOTES = 1e-30
+
+
+def _cut(parameter: Parameter, share: float) -> Statistic:
+    """Finds the smallest magnitude that is among the share of largest ones."""
+    count = numel(parameter.shape)
+    rank = count - max(1, int(share * count))
+    return lambda tiles: order_statistics(tiles, [rank], parameter.name)[0] if rank > 0 else 0.0
+
+
+def _at_least(tile: torch.Tensor, cut: float) -> torch.Tensor:
+    """The tile with zeros where the magnitude, in fp32, is below the cut."""
+    if cut <= 0.0:
+        return tile
+    below = float(np.nextafter(np.float32(cut), np.float32(0)))
+    # The same for fp32, in a fraction of the time.
+    return hardshrink(tile, below) if tile.dtype == torch.float32 else tile.mul_(tile.float().abs_() > below)
+
+
+def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torch.Tensor]) -> TileFunction:
+    """The weighted sum of what `keep` leaves of each tile, given its statistic."""
+    weights = [change.weight for change in parameter.changes]
+
+    def merge(tiles: list[torch.Tensor], statistics: list[Any], start: int) -> torch.Tensor:
+        result = torch.zeros_like(tiles[0])
+        for tile, statistic, weight in zip(tiles, statistics, weights, strict=True):
+            result.add_(keep(tile, statistic), alpha=weight)
+        return result
+
+    return merge

@@ -1,0 +1,216 @@
+"""Changes that are computed from other changes whenever they are read: what a merging rule makes of many vectors.
+
+Nothing is computed when such a change is made, and no whole parameter is held while it is used. `Computed` works tile
+by tile; `Factored` holds factors that need all of a parameter at once (a decomposition), the last few of them.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.delta import Delta
+from hf_taskvec.tensors import Source, describe, numel
+
+Terms = tuple[Term, ...]
+
+# Elements that a rule works on at a time: what it needs for several vectors then stays near a core.
+_PIECE = 1 << 17
+
+
+def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of rows that are worked on at a time, as far as rows `start:stop` reach into them.
+
+    They depend on the shape alone: whoever asks for which rows, a rule sees the same pieces.
+    """
+    step = max(1, _PIECE // max(1, numel(shape[1:])))
+    length = shape[0] if shape else 1
+    for first in range(start - start % step, stop, step):
+        yield first, min(first + step, length)
+
+
+class Tiles:
+    """A change of one parameter, piece by piece: what the functions of merging rules read."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.shape = terms[0].delta.shape
+        self._sum = Sum(self.shape, terms)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Every piece in fp32; each is a tensor of its own that may be written to."""
+        for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
+            yield self.rows(start, stop, self.dtype).float()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is needed to add the change up: fp32 for the difference of two stored 16-bit tensors, else fp64."""
+        return torch.float32 if self._sum.is_short else torch.float64
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `start:stop`, a tensor of its own that may be written to."""
+        return self._sum.rows(start, stop, dtype)
+
+
+Statistic = Callable[[Tiles], Any]
+TileFunction = Callable[[list[torch.Tensor], list[Any], int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Computed(Delta):
+    """A change that is a function of others, element by element. Its numbers are fp32, wherever it is used.
+
+    They are computed in fp32 if all vectors are differences of 16-bit models, whose weights have fewer bits to round to
+    in the end; in fp64 and rounded once otherwise.
+
+    Args:
+        name: of the parameter.
+        inputs: the changes that it is computed from, one or more terms each.
+        key: what the function does, with its parameters; two changes are equal if inputs and key are.
+        function: gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
+            result's tile.
+        statistics: for each input, what finds out something about it as a whole, such as a threshold. It is called when
+            first needed, and what it gives is kept.
+    """
+
+    name: str
+    inputs: tuple[Terms, ...]
+    key: str
+    function: TileFunction = field(compare=False, repr=False)
+    statistics: tuple[Statistic, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.inputs[0][0].delta.shape
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(dict.fromkeys(s for terms in self.inputs for term in terms for s in term.delta.sources))
+
+    @cached_property
+    def _tiles(self) -> list[Tiles]:
+        return [Tiles(terms) for terms in self.inputs]
+
+    @cached_property
+    def _found(self) -> "list[_Once]":
+        return [_Once(find, tiles) for find, tiles in zip(self.statistics, self._tiles, strict=True)]
+
+    def _wait_for_statistics(self) -> list[Any]:
+        """Threads that need the same statistics share the work: each takes an input that no other has taken."""
+        if not self.statistics:
+            return [None] * len(self.inputs)
+        for once in self._found:
+            once.start()
+        return [once.wait() for once in self._found]
+
+    def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
+        statistics = self._wait_for_statistics()
+        dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
+        for first, last in _pieces(self.shape, start, stop):
+            inputs = [tiles.rows(first, last, dtype) for tiles in self._tiles]
+            rows = self.function(inputs, statistics, first).float()
+            if not rows.sum().isfinite() and not rows.isfinite().all():
+                raise not_finite(self.name)
+            low, high = max(first, start), min(last, stop)
+            there, found = (
+                (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
+            )
+            there.add_(found.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
+
+
+class _Once:
+    """A statistic that one thread finds and all others get."""
+
+    def __init__(self, find: Statistic, tiles: Tiles) -> None:
+        self._find, self._tiles = find, tiles
+        self._lock = threading.Lock()
+        self._found: tuple[Any] | None = None
+
+    def start(self) -> None:
+        """Find it, unless another thread is at it."""
+        if self._found is None and self._lock.acquire(blocking=False):
+            try:
+                self._found = self._found or (self._find(self._tiles),)
+            finally:
+                self._lock.release()
+
+    def wait(self) -> Any:
+        with self._lock:
+            self._found = self._found or (self._find(self._tiles),)  # where the other thread failed, so shall we
+        return self._found[0]
+
+
+# Bytes of computed factors that are kept: those of all of a model's adapters, or of a few dense matrices.
+_KEPT = 1 << 28
+_kept: "OrderedDict[Factored, tuple[torch.Tensor, ...]]" = OrderedDict()
+_kept_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A computation that gives two factors from the changes of one parameter.
+
+    Args:
+        inputs: the changes that they are computed from.
+        key: what the function does, with its parameters.
+        shapes: of the left and the right factor, known beforehand.
+        function: gives both, in fp32.
+    """
+
+    inputs: tuple[Terms, ...]
+    key: str
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+    function: Callable[[], tuple[torch.Tensor, torch.Tensor]] = field(compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False, init=False)
+
+    def compute(self) -> tuple[torch.Tensor, ...]:
+        with self._lock:
+            with _kept_lock:
+                if self in _kept:
+                    _kept.move_to_end(self)
+                    return _kept[self]
+            result = tuple(factor.float().contiguous() for factor in self.function())
+            assert tuple(tuple(factor.shape) for factor in result) == self.shapes
+            with _kept_lock:
+                _kept[self] = result
+                while len(_kept) > 1 and sum(each.nbytes for held in _kept.values() for each in held) > _KEPT:
+                    _kept.popitem(last=False)
+            return result
+
+    @property
+    def factors(self) -> tuple["Factor", "Factor"]:
+        """The left and the right factor, computed when they are read."""
+        return Factor(self, 0), Factor(self, 1)
+
+
+@dataclass(frozen=True)
+class Factor(Source):
+    """One of the factors that a computation gives."""
+
+    of: Factored
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shapes[self.part]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def read(self) -> torch.Tensor:
+        return self.of.compute()[self.part]
+
+    @property
+    def identity(self) -> str:
+        return f"{hashlib.sha256(describe(self.of).encode()).hexdigest()}.{self.part}"
+
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        every = (s for terms in self.of.inputs for term in terms for s in term.delta.sources)
+        return tuple(dict.fromkeys(root for source in every for root in source.roots))

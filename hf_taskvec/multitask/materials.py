@@ -1,0 +1,98 @@
+"""What the multi-task experiment starts from: tasks, base model and tokenizer, checked before any long work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.embedded.library import library
+from hf_taskvec.embedded.model import make_phi, train_tokenizer
+from hf_taskvec.errors import BadValueError, MissingFileError
+from hf_taskvec.evaluation.books import Book, Section
+from hf_taskvec.experiment.materials import book_of, check_books, read_book, read_tokenizer, training_blocks
+from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
+from hf_taskvec.multitask.config import MultitaskConfig
+from hf_taskvec.multitask.exchange import gather_by_task, is_mine
+from hf_taskvec.multitask.rounds import Task
+from hf_taskvec.multitask.scores import Held, held_out
+from hf_taskvec.training.lora import check_targets
+from hf_taskvec.training.models import meta_model, open_base
+from hf_taskvec.training.parallel import make_accelerator, together
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Tasks, model and tokenizer of a run.
+
+    Args:
+        tasks: all of them; those of other processes without their blocks.
+        held: the held-out text of this process's tasks, by the task's number.
+        tokenizer: the base's.
+        base: θ_0, or the untrained embedded model.
+        general: what the embedded model is pretrained on.
+        inputs: the fingerprint of everything that was given, for the record.
+    """
+
+    tasks: tuple[Task, ...]
+    held: dict[int, Held]
+    tokenizer: Any
+    base: "str | Path | PreTrainedModel"
+    general: Book | None
+    inputs: dict[str, str]
+
+
+def gather(config: MultitaskConfig) -> Materials:
+    """The materials of a run; whatever is missing or does not fit is an error here, before the work."""
+    general, base, tokenizer = None, config.base_model, None
+    made: Any = None
+    if config.embedded:
+        texts = library(
+            config.seed, words=config.words or 6000, general_words=config.general_words, unrelated=config.tasks
+        )
+        general = Book("general", texts.general, (Section(0, len(texts.general), "seen"),))
+        tokenizer = train_tokenizer(texts.general, config.vocabulary)
+        made = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
+        names = [book.name for book in texts.unrelated]
+        mine = {n: book_of(b.text, b.name, "retain", config) for n, b in enumerate(texts.unrelated) if is_mine(n)}
+    else:
+        base = str(smollm_folder()) if config.base_model == SMOLLM else config.base_model
+        tokenizer = read_tokenizer(base)
+        names = [Path(path).stem for path in config.books or ()]
+        mine = together(make_accelerator(), lambda: _read(config)) or {}
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise BadValueError(f"two books are called {twice!r}. Rename one of the files.")
+    check_books(tuple(mine.values()))
+    source = open_base(made if made is not None else base)
+    if source.context is not None and config.block_length > source.context:
+        raise BadValueError(
+            f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use --block-length "
+            f"{source.context}."
+        )
+    if config.method == "lora":
+        check_targets(meta_model(source.config), config.training.targets)
+    held = {n: held_out(book, tokenizer, config.block_length) for n, book in mine.items()}
+    blocks = {n: training_blocks((book,), tokenizer, config) for n, book in mine.items()}
+    prints = gather_by_task({n: book.fingerprint for n, book in mine.items()}, len(names))
+    inputs = {f"book: {name}": found for name, found in zip(names, prints, strict=True)}
+    if made is None:
+        found = open_checkpoint(base)
+        inputs["base_model"] = f"{found.name} {found.fingerprint[:16]}"
+    else:
+        inputs["base_model"] = config.base_model
+    tasks = tuple(Task(name, blocks.get(number)) for number, name in enumerate(names))
+    return Materials(tasks, held, tokenizer, made if made is not None else base, general, inputs)
+
+
+def _read(config: MultitaskConfig) -> dict[int, Book]:
+    """This process's own books; the others' files need not be here."""
+    found = {}
+    for number, path in enumerate(config.books or ()):
+        if is_mine(number):
+            if not Path(path).exists() and Path(path).suffix:
+                raise MissingFileError(f"there is no book at {path!r}.")
+            found[number] = read_book(path, "retain", config)
+    return found

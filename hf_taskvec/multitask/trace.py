@@ -1,0 +1,81 @@
+"""What happened in each round, as plain values that become JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One round.
+
+    Args:
+        round: from 1.
+        steps: how many steps each task has made so far.
+        losses: the mean training loss of each task in this round.
+        task_cosines: cos(τ_i, τ_j), the changes since θ_0.
+        update_cosines: cos(δ_i, δ_j), the changes of this round.
+        task_norms, update_norms: ‖τ_i‖ and ‖δ_i‖.
+        discarded: the share of the merged change's squared norm that LoRA's rank had no room for; 0 for full
+            fine-tuning.
+    """
+
+    round: int
+    steps: int
+    losses: tuple[float, ...]
+    task_cosines: Matrix
+    update_cosines: Matrix
+    task_norms: tuple[float, ...]
+    update_norms: tuple[float, ...]
+    discarded: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All rounds of a run.
+
+    Args:
+        tasks: their names, in the order of all matrices.
+        rounds: one after the other.
+    """
+
+    tasks: tuple[str, ...]
+    rounds: tuple[RoundTrace, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Trace":
+        data = json.loads(text)
+        return cls(tuple(data["tasks"]), tuple(RoundTrace(**_tuples(each)) for each in data["rounds"]))
+
+    def save(self, path: Path) -> None:
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(self.to_json(), "utf-8")
+        partial.replace(path)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(each) for each in value)
+    return {key: _tuples(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def cosines(gram: torch.Tensor) -> tuple[Matrix, tuple[float, ...]]:
+    """Cosines and norms from inner products; the cosine with what has no length is 0."""
+    norms = gram.diagonal().clamp_min(0.0).sqrt()
+    outer = norms[:, None] * norms
+    matrix = torch.where(outer > 0, gram / outer.clamp_min(torch.finfo(gram.dtype).tiny), torch.zeros_like(gram))
+    return tuple(tuple(row) for row in matrix.clamp(-1.0, 1.0).tolist()), tuple(norms.tolist())
+
+
+def pairs(matrix: Sequence[Sequence[float]]) -> list[float]:
+    """The numbers above the diagonal: one for each pair of tasks."""
+    return [value for number, row in enumerate(matrix) for value in row[number + 1 :]]

@@ -1,0 +1,115 @@
+"""Make one model good at many books: fine-tune it on each, and merge.
+
+    accelerate launch recipes/multitask.py                                       # nothing to download: a few minutes
+    accelerate launch recipes/multitask.py --method lora --output outputs/multitask-lora
+    accelerate launch recipes/multitask.py --merge sum --merge-scale 0.5 --output outputs/atm
+    accelerate launch recipes/multitask.py --base-model gpt2 --learning-rate 5e-5 --books one.txt two.txt three.txt
+
+1. θ_0: a pretrained model.
+2. For each N: all tasks are fine-tuned in N rounds, the same number of steps in all. A round starts from what the
+   last one was merged into. N = 1 is plain merging; more rounds are MIMA (`--merge mean`, iterated averaging) or ATM
+   (`--merge sum`, alternating tuning and merging).
+3. The task models of the last round are merged: by uniform average, by task arithmetic and by TIES, with λ found on
+   validation text.
+4. How far is the merged model behind each task's own? How do the task vectors lie to each other?
+
+Tasks are spread over the processes of `accelerate launch`; each needs the books of its own tasks only. Finished rounds
+are kept, and an interrupted run goes on after its last one.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.evaluation.runner import processes
+from hf_taskvec.experiment.folder import claim
+from hf_taskvec.experiment.materials import training_blocks
+from hf_taskvec.experiment.options import parse
+from hf_taskvec.experiment.stages import Stages, say
+from hf_taskvec.multitask import run_rounds
+from hf_taskvec.multitask.config import MultitaskConfig
+from hf_taskvec.multitask.evaluate import merged_scores, scores, single_scores
+from hf_taskvec.multitask.materials import gather
+from hf_taskvec.multitask.plots import save_plots
+from hf_taskvec.multitask.results import Outcome, Results
+
+CONFIGS = Path(__file__).parent / "configs" / "multitask"
+
+
+def main(arguments: list[str] | None = None) -> Results:
+    config = parse(
+        MultitaskConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
+    )
+    logging.disable_progress_bar()  # of loading and saving; the rounds have their own
+    given = gather(config)  # all that can be wrong with the input is found here, before any work
+    output = claim(config.output, config.resolved(given.inputs), config.force)
+    cache = Path(config.cache or output / "stages")
+
+    # 1. The base.
+    base: Any = given.base
+    if given.general is not None:
+        stages = Stages(cache, config.force, given.tokenizer)
+        base = stages.train(
+            "base", base, training_blocks((given.general,), given.tokenizer, config), config.pretraining
+        )
+    model = load(base)
+    before = scores(model, given)
+
+    outcomes, merged_vectors = [], {}
+    for number in sorted(config.rounds):
+        # 2. The rounds.
+        steps = config.steps // number
+        say(f"N = {number}: {number} round{'s'[: number > 1]} of {steps} steps for each of {len(given.tasks)} tasks")
+        folder = output / f"rounds-{number}"
+        trace = run_rounds(
+            base,
+            given.tasks,
+            config.training,
+            folder,
+            rounds=number,
+            steps_per_round=steps,
+            merge=config.ends_round,
+        )
+        processes().wait_for_everyone()
+
+        # 3. The last merge.
+        vectors = [TaskVector.load(folder / "tasks" / task.name) for task in given.tasks]
+        single = single_scores(model, vectors, given)
+        merged = []
+        for rule in config.final:
+            found, merged_vectors[number, rule] = merged_scores(model, vectors, rule, given, config)
+            merged.append(found)
+        outcomes.append(Outcome(number, steps, single, tuple(merged), trace))
+
+    # 4. What came of it.
+    results = Results(tuple(task.name for task in given.tasks), before, tuple(outcomes))
+    last = merged_vectors[max(config.rounds), config.final[0]]
+    last.apply(base, output / "model", overwrite=True)  # all processes share it
+    if processes().is_main_process:
+        results.save(output)
+        save_plots(results, output)
+        last.save(output / "vector", overwrite=True)
+    processes().wait_for_everyone()
+    say(f"\n{results.table()}\n\nθ_0 has {sum(before) / len(before):.3f}.")
+    say(f"the report {output / 'report.md'}, the model {output / 'model'}, its vector {output / 'vector'}")
+    return results
+
+
+def load(where: Any) -> Any:
+    """A model to evaluate, on this process's device; in fp32 on a CPU, where 16 bits are slow."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = processes().device
+    dtype = torch.float32 if device.type == "cpu" else "auto"
+    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device).eval()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TaskVectorError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

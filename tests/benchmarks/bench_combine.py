@@ -1,0 +1,140 @@
+"""Merging four models by TIES and DARE, measured beside mergekit: one run, both sides, ratios.
+
+    python tests/benchmarks/bench_combine.py --layers 2 --mergekit path/to/mergekit/venv/bin/python
+
+Random models of Phi-1.5's width in bf16, with their files in memory. Both sides read five checkpoints and write one.
+Times are those of the work without imports; memory is the peak of a process's anonymous memory, mapped files aside.
+"""
+
+import argparse
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from bench_apply import CONFIG, Watch, clear, make_model, warm_up
+
+MODELS = 4
+# Our rule and its options, and mergekit's method and its parameters.
+RULES = {
+    "TIES, density 0.2": ("ties", {"density": 0.2}, "ties"),
+    "DARE, density 0.5": ("dare", {"density": 0.5}, "dare_linear"),
+    "breadcrumbs, density 0.9": ("breadcrumbs", {"density": 0.9}, "breadcrumbs"),
+}
+
+
+def job(folder: str, rule: str, option: str) -> None:
+    """Our side, in a process of its own: prints one line of JSON."""
+    import hf_taskvec.apply  # noqa: F401
+    from hf_taskvec import TaskVector, combine
+
+    base, name, value = Path(folder) / "base", *option.split("=")
+    warm_up(str(base))
+    with Watch():
+        vectors = [TaskVector.from_finetuned(base, base.parent / f"tuned{number}") for number in range(MODELS)]
+        combine(vectors, rule, [0.5] * MODELS, **{name: float(value)}).apply(base, base.parent / "out")
+
+
+def ours(folder: Path, rule: str, options: dict[str, float]) -> dict[str, float]:
+    import json
+    import sys
+
+    (option,) = (f"{name}={value}" for name, value in options.items())
+    command = [sys.executable, __file__, "--job", str(folder), rule, option]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    clear(folder / "out")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) -> dict[str, float]:
+    models = "".join(
+        f"  - model: {folder / f'tuned{number}'}\n    parameters:\n      weight: 0.5\n"
+        + "".join(f"      {name}: {value}\n" for name, value in options.items())
+        for number in range(MODELS)
+    )
+    config = folder / "merge.yml"
+    config.write_text(f"merge_method: {method}\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n{models}")
+    program = Path(python).parent / "mergekit-yaml"
+    found = watched([program, config, folder / "merged", "--allow-crimes", "--no-copy-tokenizer"])
+    clear(folder / "merged")
+    return found
+
+
+def watched(command: list[object]) -> dict[str, float]:
+    """Seconds and the peak of anonymous memory of a command."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    peak, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            try:
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            peak[0] = max(peak[0], *(int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    _, errors = process.communicate()
+    over.set()
+    thread.join()
+    if process.returncode:
+        raise SystemExit(errors.decode()[-2000:])
+    return {"seconds": time.perf_counter() - start, "memory": peak[0] / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = Path("/dev/shm")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the models (Phi-1.5 has 24)")
+    parser.add_argument("--vocabulary", type=int, default=CONFIG["vocab_size"], help="rows of the embeddings")
+    parser.add_argument("--folder", type=Path, default=shared if shared.exists() else Path.cwd(), help="for the files")
+    parser.add_argument("--mergekit", help="the python of a virtual environment that has mergekit")
+    parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        job(*options.job)
+        return
+    folder = options.folder / "hf_taskvec_benchmark_combine"
+    clear(folder)
+    try:
+        report(folder, options.layers, options.vocabulary, options.mergekit)
+    finally:
+        clear(folder)
+
+
+def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> None:
+    from hf_taskvec.names import layout_of_config
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    config = {**CONFIG, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    shapes = layout_of_config(config).shapes
+    make_model(folder / "base", config, shapes, seed=0)
+    for number in range(MODELS):
+        make_model(folder / f"tuned{number}", config, shapes, seed=number + 1, base=folder / "base")
+    size = (folder / "base" / "model.safetensors").stat().st_size / 1e9
+    print(
+        f"\n{MODELS} models and their base, Phi-1.5's width, {layers} layers, bf16, {size:.2f} GB each; files in memory.\n"
+    )
+    print("| rule | ours | mergekit | ratio | ours: anonymous memory | mergekit's |\n|---|---|---|---|---|---|")
+    imports = watched([python, "-c", "import mergekit.merge"])["seconds"] if python else 0.0
+    for what, (rule, parameters, method) in RULES.items():
+        mine = ours(folder, rule, parameters)
+        if python:
+            theirs = mergekit(python, folder, method, parameters)
+            seconds = theirs["seconds"] - imports
+            other = f"{seconds:.1f} s | {seconds / mine['seconds']:.1f}× faster", f"{theirs['memory']:,.0f} MB"
+        else:
+            other = ("– | –", "–")
+        print(f"| {what} | {mine['seconds']:.1f} s | {other[0]} | {mine['memory']:,.0f} MB | {other[1]} |", flush=True)
+    if python:
+        print(f"\nmergekit's times are its command's less {imports:.1f} s of imports; ours are without imports too.")
+
+
+if __name__ == "__main__":
+    main()

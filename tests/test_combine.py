@@ -1,0 +1,539 @@
+"""Merging rules: what they give, against plain references in fp64; and that the result is a task vector like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import DTYPES, TinyModels, added, make, tensors, tuned_copy
+
+from hf_taskvec import TaskVector, combine, rules
+from hf_taskvec.arithmetic import Sum
+from hf_taskvec.combine.select import order_statistics
+from hf_taskvec.combine.sparse import random_mask
+from hf_taskvec.computed import Computed, Tiles
+from hf_taskvec.delta import LowRank
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError
+
+LARGE = (1100, 1024)  # more than two tiles
+OPTIONS: dict[str, dict[str, Any]] = {"layers": {"schedule": [0.5, 1.0]}, "low_rank": {"rank": 2}}
+
+
+def some_vectors(count: int = 3, shape: tuple[int, ...] = (40, 30), seed: int = 0) -> list[TaskVector]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        TaskVector.from_tensors(
+            {
+                "model.layers.0.mlp.fc1.weight": torch.randn(shape, generator=generator),
+                "model.layers.1.mlp.fc1.bias": torch.randn(shape[:1], generator=generator),
+            },
+            name=f"v{number}",
+        )
+        for number in range(count)
+    ]
+
+
+def some_adapters(count: int = 3, rank: int = 4) -> list[TaskVector]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = {"model.layers.0.mlp.fc1.weight": (40, 30), "model.layers.1.mlp.fc2.weight": (30, 40)}
+
+    def factor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return [
+        TaskVector.from_tensors({n: (factor(s[0], rank), factor(rank, s[1])) for n, s in shapes.items()}, name=f"v{i}")
+        for i in range(count)
+    ]
+
+
+def stacked(vectors: list[TaskVector], name: str) -> torch.Tensor:
+    return torch.stack([vector.dense(name, "float64") for vector in vectors])
+
+
+def assert_close(merged: TaskVector, expected: dict[str, torch.Tensor]) -> None:
+    assert set(merged) == set(expected)
+    for name, value in expected.items():
+        found = merged.dense(name, "float64")
+        assert torch.allclose(found, value, rtol=1e-6, atol=1e-6 * value.abs().max().item()), name
+
+
+# The list of rules.
+
+
+def test_rules_are_listed_with_what_a_card_needs() -> None:
+    found = rules()
+    assert list(found) == sorted(found)
+    assert {"sum", "mean", "weighted", "interpolate", "layers"} <= found.keys()
+    assert {"magnitude", "rows", "ties", "dare", "breadcrumbs", "low_rank", "tsv"} <= found.keys()
+    assert found["ties"].paper == "https://arxiv.org/abs/2306.01708"
+    assert found["ties"].options["density"] == 0.2
+    assert all(each.summary.endswith(".") and "\n" not in each.summary for each in found.values())
+
+
+def test_the_name_means_the_function_whatever_was_imported() -> None:
+    import hf_taskvec.combine
+
+    a, b, _ = some_vectors()
+    assert hf_taskvec.combine([a, b]) == a + b
+
+
+# Linear rules.
+
+
+def test_linear_rules_are_expressions() -> None:
+    a, b, c = some_vectors()
+    weights = [1.0, -2.0, 0.5]
+    assert combine([a, b, c], "sum", weights) == a - 2 * b + 0.5 * c
+    assert combine([a, b, c], "mean", weights) == weights[0] / 3 * a + weights[1] / 3 * b + weights[2] / 3 * c
+    assert combine([a, b, c], "weighted", weights) == 1 / 3.5 * a - 2 / 3.5 * b + 0.5 / 3.5 * c
+    assert combine([a, b], "interpolate", t=0.25) == 0.75 * a + 0.25 * b
+    assert combine([a, b], "sum", [1.0, -2.0]).expression == "v0 - 2*v1"
+
+
+def test_linear_rules_keep_factors() -> None:
+    merged = combine(some_adapters(), "mean")
+    assert merged.is_low_rank and {merged.rank(name) for name in merged} == {12}
+
+
+def test_layers_are_scaled_along_their_schedule() -> None:
+    layers = {f"model.layers.{n}.w": torch.ones(2) for n in range(5)} | {"model.embed_tokens.weight": torch.ones(3, 2)}
+    a, b = (TaskVector.from_tensors(layers, name=name) for name in "ab")
+    merged = combine([a, b], "layers", [1.0, -1.0], schedule=[[0.0, 1.0], [2.0]], outside=0.5)
+    assert [merged.dense(f"model.layers.{n}.w")[0].item() for n in range(4)] == [-2.0, -1.75, -1.5, -1.25]
+    assert "model.embed_tokens.weight" not in [n for n in merged if merged.norm(n)]
+    assert combine([a, b], "layers", schedule=[0.0, 1.0]).dense("model.layers.4.w").tolist() == [2.0, 2.0]
+
+
+# Order statistics.
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40), st.data())
+def test_order_statistics_are_exact(numbers: list[float], data: st.DataObject) -> None:
+    values = torch.tensor(numbers, dtype=torch.float32)
+    ranks = data.draw(st.lists(st.integers(0, len(numbers) - 1), min_size=1, max_size=3))
+    vector = TaskVector.from_tensors({"w": values})
+    expected = values.abs().sort().values[ranks].tolist()
+    assert order_statistics(Tiles(vector["w"]), ranks, "w") == expected
+
+
+def test_order_statistics_of_many_tiles() -> None:
+    values = torch.randn(LARGE, generator=torch.Generator().manual_seed(0)).bfloat16()  # with many equal ones
+    tiles = Tiles(TaskVector.from_tensors({"w": values})["w"])
+    ranks = [0, 17, 500_000, values.numel() - 1]
+    assert order_statistics(tiles, ranks, "w") == values.float().abs().flatten().sort().values[ranks].tolist()
+
+
+# Sparse rules, against plain references.
+
+
+def trimmed(change: torch.Tensor, density: float) -> torch.Tensor:
+    kept = max(1, int(density * change.numel()))
+    cut = change.abs().flatten().sort(descending=True).values[kept - 1]
+    return change * (change.abs() >= cut)
+
+
+def plain_ties(changes: torch.Tensor, weights: list[float], density: float, normalize: str) -> torch.Tensor:
+    """Yadav et al. 2023, algorithm 1, on the weighted vectors."""
+    scales = torch.tensor(weights, dtype=torch.float64).view(-1, *[1] * (changes.ndim - 1))
+    kept = torch.stack([trimmed(change, density) for change in changes]) * scales
+    agree = (kept.sign() == kept.sum(0).sign()) & (kept != 0)
+    total = (kept * agree).sum(0)
+    divisor = {"count": agree.double(), "weight": agree * scales.abs(), "none": torch.ones(1, 1).double()}[normalize]
+    return total / divisor.sum(0).clamp_min(1e-30) if normalize != "none" else total
+
+
+@pytest.mark.parametrize("normalize", ["count", "weight", "none"])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, -1.5, 2.0]])
+def test_ties(normalize: str, weights: list[float]) -> None:
+    vectors = some_vectors(shape=LARGE)
+    merged = combine(vectors, "ties", weights, density=0.3, normalize=normalize)
+    expected = {n: plain_ties(stacked(vectors, n), weights, 0.3, normalize) for n in vectors[0]}
+    assert_close(merged, expected)
+
+
+def test_ties_negates_where_the_weight_is_negative() -> None:
+    """mergekit's normalised TIES gives +d for a single vector d of weight -1."""
+    a, b = some_vectors(2)
+    for normalize in ("count", "weight", "none"):
+        alone = combine([a, b], "ties", [-1.0, 0.0], density=1.0, normalize=normalize)
+        for name in a:
+            assert torch.equal(alone.dense(name), -a.dense(name))
+
+
+@pytest.mark.parametrize("density", [0.1, [0.1, 0.5, 1.0]])
+def test_magnitude(density: float | list[float]) -> None:
+    vectors, weights = some_vectors(shape=LARGE), [1.0, -2.0, 0.5]
+    densities = density if isinstance(density, list) else [density] * 3
+    expected = {}
+    for name in vectors[0]:
+        parts = zip(stacked(vectors, name), weights, densities, strict=True)
+        expected[name] = sum(w * trimmed(change, d) for change, w, d in parts)
+    assert_close(combine(vectors, "magnitude", weights, density=density), expected)
+
+
+def test_breadcrumbs() -> None:
+    vectors = some_vectors(shape=LARGE)
+    expected = {}
+    for name in vectors[0]:
+        changes = stacked(vectors, name)
+        count = changes[0].numel()
+        kept, first = int(0.6 * count), count - int(0.6 * count) - int(0.05 * count)
+        parts = []
+        for change in changes:
+            order = change.abs().flatten().sort().indices[first : first + kept]
+            mask = torch.zeros(count, dtype=torch.float64)
+            mask[order] = 1
+            parts.append(change * mask.view(change.shape))
+        expected[name] = sum(parts)
+    assert_close(combine(vectors, "breadcrumbs", density=0.6, gamma=0.05), expected)
+
+
+def test_rows() -> None:
+    vectors = some_vectors()
+    merged = combine(vectors, "rows", [1.0, 1.0, -1.0], fraction=0.25)
+    name = "model.layers.0.mlp.fc1.weight"
+    expected = torch.zeros(40, 30, dtype=torch.float64)
+    for change, weight in zip(stacked(vectors, name), [1.0, 1.0, -1.0], strict=True):
+        kept = change.norm(dim=1).topk(10).indices
+        expected[kept] += weight * change[kept]
+    assert torch.allclose(merged.dense(name, "float64"), expected)
+    assert combine(some_adapters(), "rows", fraction=0.5).is_low_rank
+
+
+# DARE.
+
+
+def test_dare_keeps_the_share_and_the_mean() -> None:
+    ones = [TaskVector.from_tensors({"w": torch.ones(LARGE)}, name=name) for name in ("a", "b")]
+    for density in (0.1, 0.7):
+        merged = combine(ones, "dare", [1.0, 0.0], density=density).dense("w")
+        count = merged.numel()
+        kept = (merged != 0).sum().item()
+        assert abs(kept - density * count) < 5 * (density * (1 - density) * count) ** 0.5
+        step = round(density * 65536)  # the share is realised in 65,536ths, and rescaled by what it is
+        assert merged.unique().tolist() == [0.0, pytest.approx(65536 / step)]
+
+
+def test_dare_masks_depend_on_vector_parameter_and_seed_alone() -> None:
+    a, b, c = some_vectors(shape=LARGE)
+    name = "model.layers.0.mlp.fc1.weight"
+
+    def kept(vectors: list[TaskVector], weights: list[float], seed: int = 0) -> torch.Tensor:
+        return combine(vectors, "dare", weights, density=0.5, seed=seed).dense(name) != 0
+
+    alone = kept([a], [1.0])
+    assert torch.equal(alone, kept([b, c, a], [0.0, 0.0, 3.0]))
+    assert 0.45 < (alone == kept([a], [1.0], seed=1)).float().mean() < 0.55
+    assert 0.45 < (alone == kept([b], [1.0])).float().mean() < 0.55
+    first, second = alone[:512], alone[512:1024]  # two tiles
+    assert 0.45 < (first == second).float().mean() < 0.55
+    assert not torch.equal(kept([a, a.named("a2")], [1.0, 0.0]), kept([a, a.named("a2")], [0.0, 1.0]))
+
+
+@pytest.mark.parametrize("rule", ["dare", "ties"])
+def test_any_rows_can_be_asked_for(rule: str) -> None:
+    merged = combine(some_vectors(shape=LARGE), rule, density=0.5)
+    name = "model.layers.0.mlp.fc1.weight"
+    (term,) = merged[name]
+    whole = merged.dense(name, "float64")
+    for start, stop in ((0, 1100), (3, 4), (100, 700), (511, 513), (1099, 1100)):
+        out = torch.zeros(stop - start, LARGE[1], dtype=torch.float64)
+        term.delta.add_rows(out, start, stop, 1.0)
+        assert torch.equal(out, whole[start:stop])
+
+
+def test_random_masks_are_the_same_everywhere() -> None:
+    assert random_mask("key", 12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert torch.equal(random_mask("key", 5, 32768), random_mask("key", 12, 32768)[:5])
+    assert random_mask("key", 7, 65536).all()
+
+
+# Spectral rules.
+
+
+def plain_tsv(changes: torch.Tensor, weights: list[float], rank: int) -> torch.Tensor:
+    """Gargiulo et al. 2025, algorithm 1: truncate, concatenate, whiten by Procrustes, multiply out."""
+    lefts, values, rights = [], [], []
+    for change, weight in zip(changes, weights, strict=True):
+        u, s, v = torch.linalg.svd(change, full_matrices=False)
+        lefts.append(u[:, :rank])
+        values.append(weight * s[:rank])
+        rights.append(v[:rank].T)
+
+    def whitened(matrix: torch.Tensor) -> torch.Tensor:
+        p, _, q = torch.linalg.svd(matrix, full_matrices=False)
+        return p @ q
+
+    return whitened(torch.cat(lefts, 1)) @ torch.diag(torch.cat(values)) @ whitened(torch.cat(rights, 1)).T
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_tsv_of_dense_changes(rank: int | None) -> None:
+    vectors, weights = some_vectors(), [1.0, -0.5, 2.0]
+    merged = combine(vectors, "tsv", weights, rank=rank)
+    matrix, bias = vectors[0]
+    expected = {
+        matrix: plain_tsv(stacked(vectors, matrix), weights, rank or 10),
+        bias: (stacked(vectors, bias) * torch.tensor(weights).view(3, 1)).sum(0) / 3,
+    }
+    assert_close(merged, expected)
+    assert merged.rank(matrix) == 3 * (rank or 10)
+
+
+def test_spectral_rules_never_see_the_dense_matrix_of_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters, weights = some_adapters(), [1.0, -0.5, 2.0]
+    dense = {name: stacked(adapters, name) for name in adapters[0]}
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("a dense matrix was formed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sum, "rows", refuse)
+        merged = {rule: combine(adapters, rule, weights, rank=3) for rule in ("tsv", "low_rank")}
+        for vector in merged.values():
+            assert vector.is_low_rank and {vector.rank(name) for name in vector} == {9}
+            vector.norm()
+    assert_close(merged["tsv"], {n: plain_tsv(d, weights, 3) for n, d in dense.items()})
+    cut = {n: sum(w * plain_tsv(c[None], [1.0], 3) for c, w in zip(d, weights, strict=True)) for n, d in dense.items()}
+    assert_close(merged["low_rank"], cut)
+
+
+# Every rule.
+
+
+@pytest.mark.parametrize("rule", sorted(rules()))
+def test_negative_weights_negate(rule: str) -> None:
+    """All weights with the other sign give the other sign, exactly; a weight of 0 leaves a vector out."""
+    vectors = some_vectors(2)
+    options = OPTIONS.get(rule, {})
+    for weights in ([1.0, 0.5], [1.0, -0.5]):
+        merged = combine(vectors, rule, weights, **options)
+        negated = combine(vectors, rule, [-w for w in weights], **options)
+        assert merged.norm() > 0
+        for name in merged:
+            assert torch.equal(negated.dense(name), -merged.dense(name)), name
+    without = combine(vectors, rule, [1.0, 0.0], **options)
+    assert without.cosine(vectors[0]) > 0.1
+    assert combine(vectors, rule, [-1.0, 0.0], **options).cosine(vectors[0]) < -0.1
+
+
+@pytest.mark.parametrize("rule", sorted(rules()))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_merged_vector_is_the_same_streamed_live_and_saved(
+    rule: str, dtype: torch.dtype, models: TinyModels, tmp_path: Path
+) -> None:
+    base = make("phi", dtype)
+    base.save_pretrained(tmp_path / "base")
+    vectors = []
+    for seed in (1, 2):
+        tuned_copy(base, seed=seed).save_pretrained(tmp_path / f"tuned{seed}")
+        vectors.append(TaskVector.from_finetuned(tmp_path / "base", tmp_path / f"tuned{seed}"))
+    merged = combine(vectors, rule, [1.0, -0.5], **OPTIONS.get(rule, {}))
+    merged.apply(tmp_path / "base", tmp_path / "out", scale=0.7, threads=2)
+    merged.save(tmp_path / "vector")
+    loaded = TaskVector.load(tmp_path / "vector")
+    streamed = tensors(tmp_path / "out")
+    with merged.applied_to(base, 0.7):
+        live = {name: value.clone() for name, value in base.state_dict().items()}
+    for name, source in tensors(tmp_path / "base").items():
+        again = added(loaded, name, source, 0.7)
+        assert torch.equal(streamed[name].read(), again), name
+        assert torch.equal(streamed[name].read(), live[name]), name
+    assert loaded.provenance == merged.provenance
+
+
+def test_the_rule_and_its_paper_are_in_the_provenance(tmp_path: Path) -> None:
+    a, b = some_vectors(2)
+    merged = 0.5 * combine([a, -b], "ties", [1.0, 2.0], density=0.5)
+    assert merged.expression == "0.5*combine([v0, -2*v1], 'ties', density=0.5)"
+    merged.save(tmp_path / "merged")
+    document = json.loads((tmp_path / "merged" / "taskvec.json").read_text())
+    assert document["provenance"]["rules"] == {"ties": "https://arxiv.org/abs/2306.01708"}
+    assert (merged + a).named("c").compress(rank=1).provenance.rules == merged.provenance.rules
+
+
+def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: TinyModels, tmp_path: Path) -> None:
+    from hf_taskvec.artifact import open_artifact
+    from hf_taskvec.card import card_for
+    from hf_taskvec.notation import evaluate
+
+    pair = models.pair("phi")
+    vectors = {name: pair.vector(name=name) for name in ("a", "b")}
+    merged = combine([vectors["a"], vectors["b"].filter(include="*.weight")], "ties", [1.0, -0.5], density=0.5)
+    merged.apply(pair.base, tmp_path / "model")
+    card = card_for(open_artifact(tmp_path / "model"))
+    assert "The rule `ties` merged vectors: see [its paper](https://arxiv.org/abs/2306.01708)." in card
+    assert "from hf_taskvec import combine\n" in card
+    assert "vector = combine([a, -0.5 * b.filter(include=['*.weight'])], 'ties', density=0.5)" in card
+    # The notation is what the command line takes.
+    again = evaluate(merged.expression, vectors)
+    name = "model.layers.0.mlp.fc1.weight"
+    assert again.expression == merged.expression and torch.equal(again.dense(name), merged.dense(name))
+    with pytest.raises(MissingNameError, match="Did you mean 'ties'"):
+        evaluate("combine([a, b], 'tise')", vectors)
+    with pytest.raises(BadValueError, match="takes a plain value"):
+        evaluate("combine([a, b], 'ties', density=a)", vectors)
+    with pytest.raises(BadValueError, match="no place in an expression"):
+        evaluate("combine(a, b)", vectors)
+
+
+def test_vectors_of_one_label_get_another_in_the_expression() -> None:
+    a, b = some_vectors(2)
+    merged = combine([a.named("v"), b.named("v")], "ties")
+    assert merged.expression == "combine([v, v_2], 'ties')"
+
+
+def test_merged_vectors_are_compared_and_fingerprinted_by_what_they_do() -> None:
+    a, b = some_vectors(2)
+    merged = combine([a, b], "ties", density=0.5)
+    assert merged == combine([a, b], "ties", density=0.5)
+    assert merged.fingerprint == combine([a, b], "ties", density=0.5).fingerprint
+    others = [
+        combine([a, b], "ties", density=0.4),
+        combine([a, b], "ties", [1.0, 2.0], density=0.5),
+        combine([a, 2 * b], "ties", density=0.5),
+        combine([a, b], "magnitude", density=0.5),
+        combine([a, b], "tsv"),
+        combine([a, b], "tsv", rank=2),
+    ]
+    assert len({each.fingerprint for each in (merged, *others)}) == 7
+    assert len({merged, *others}) == 7
+    assert len(merged - combine([a, b], "ties", density=0.5)) == 0
+
+
+def test_merged_vectors_take_part_in_the_algebra() -> None:
+    a, b, c = some_vectors()
+    merged = combine([a, b], "ties", density=0.5)
+    name = "model.layers.0.mlp.fc1.weight"
+    expected = merged.dense(name, "float64") - 0.5 * c.dense(name, "float64")
+    assert torch.allclose((merged - 0.5 * c).dense(name, "float64"), expected)
+    small = (merged - 0.5 * c).compress(rank=5)
+    assert small.rank(name) == 5 and 0 < small.discarded[name] < 1
+    again = combine([merged, c], "magnitude", density=0.5)
+    kept = trimmed(merged.dense(name, "float64"), 0.5) + trimmed(c.dense(name, "float64"), 0.5)
+    assert torch.allclose(again.dense(name, "float64"), kept)
+    assert merged.cosine(a) > 0.1 and merged.nbytes == a.nbytes + b.nbytes
+
+
+def test_a_merge_of_adapters_is_exported_as_an_adapter(tmp_path: Path) -> None:
+    merged = combine(some_adapters(), "tsv", rank=2)
+    merged.to_adapter(tmp_path / "adapter")
+    again = TaskVector.from_adapter(tmp_path / "adapter")
+    assert all(isinstance(term.delta, LowRank) for name in again for term in again[name])
+    for name in merged:
+        assert torch.allclose(again.dense(name), merged.dense(name), atol=1e-6)
+
+
+def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = some_vectors()
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("a tensor was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_taskvec.tensors.InMemory.read", refuse)
+        merged = [combine(vectors, rule, **OPTIONS.get(rule, {})) for rule in ("ties", "dare", "breadcrumbs", "tsv")]
+    name = "model.layers.0.mlp.fc1.weight"
+    assert [type(each[name][0].delta) for each in merged] == [Computed, Computed, Computed, LowRank]
+
+
+def test_vectors_may_change_different_parameters() -> None:
+    a = TaskVector.from_tensors({"x": torch.ones(3), "y": torch.ones(3)}, name="a")
+    b = TaskVector.from_tensors({"y": 3 * torch.ones(3), "z": torch.ones(3)}, name="b")
+    merged = combine([a, b], "ties", density=1.0)
+    assert {name: merged.dense(name)[0].item() for name in merged} == {"x": 1.0, "y": 2.0, "z": 1.0}
+
+
+# Bad input.
+
+
+def test_bad_input_is_refused_by_name(models: TinyModels) -> None:
+    a, b, c = some_vectors()
+    with pytest.raises(MissingNameError, match=r"no merging rule 'tise'. Did you mean 'ties'\?"):
+        combine([a, b], "tise")
+    with pytest.raises(BadValueError, match="at least 2 vectors, and there is 1"):
+        combine([a], "ties")
+    with pytest.raises(BadValueError, match="at least 1 vector, and there are 0"):
+        combine([], "dare")
+    with pytest.raises(BadValueError, match="takes a list of task vectors, not a TaskVector"):
+        combine(a)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="not a str"):
+        combine([a, "b"])  # type: ignore[list-item]
+    with pytest.raises(BadValueError, match="3 vectors and 2 weights"):
+        combine([a, b, c], weights=[1.0, 1.0])
+    with pytest.raises(BadValueError, match="3 vectors and one number"):
+        combine([a, b, c], weights=0.5)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="weight of nan"):
+        combine([a, b], weights=[1.0, float("nan")])
+    with pytest.raises(MissingNameError, match=r"'ties' has no option 'densty'. Did you mean 'density'\?"):
+        combine([a, b], "ties", densty=0.5)
+    with pytest.raises(MissingNameError, match="It takes no options"):
+        combine([a, b], "sum", density=0.5)
+    with pytest.raises(BadValueError, match="needs schedule="):
+        combine([a, b], "layers")
+    with pytest.raises(BadValueError, match="2 schedules for 3 vectors"):
+        combine([a, b, c], "layers", schedule=[[1.0], [1.0]])
+    with pytest.raises(BadValueError, match="list of numbers"):
+        combine([a, b, c], "layers", schedule="up")
+    for density in (0.0, 1.5, -0.2, float("nan"), "0.5", True):
+        for rule in ("ties", "dare", "magnitude", "breadcrumbs"):
+            with pytest.raises(BadValueError, match="above 0 and at most 1"):
+                combine([a, b], rule, density=density)
+    with pytest.raises(BadValueError, match="density has 3 numbers for 2 vectors"):
+        combine([a, b], "ties", density=[0.1, 0.2, 0.3])
+    with pytest.raises(MissingNameError, match=r"no normalize='counts'. Did you mean 'count'\?"):
+        combine([a, b], "ties", normalize="counts")
+    with pytest.raises(BadValueError, match=r"gamma=1\.0"):
+        combine([a, b], "breadcrumbs", gamma=1.0)
+    with pytest.raises(BadValueError, match="between two vectors, not 3"):
+        combine([a, b, c], "interpolate")
+    with pytest.raises(BadValueError, match="rank=0"):
+        combine([a, b], "tsv", rank=0)
+    with pytest.raises(BadValueError, match="not 0"):
+        combine([a, b], "weighted", [0.0, 0.0])
+
+
+def test_vectors_that_do_not_belong_together_are_refused(models: TinyModels) -> None:
+    phi = models.pair("phi").vector()
+    with pytest.raises(MismatchError, match=r"different architectures \(PhiForCausalLM, LlamaForCausalLM\)"):
+        combine([phi, models.pair("llama").vector()])
+    with pytest.raises(MismatchError, match=r"shapes \[20\] and \[24\].*vocabulary sizes differ"):
+        combine([phi, models.pair("phi", vocab_size=24).vector()])
+    with pytest.raises(MismatchError, match="none of the parameters"):
+        combine([TaskVector.from_tensors({"x": torch.ones(2)}), TaskVector.from_tensors({"y": torch.ones(2)})])
+
+
+def test_vectors_of_different_tokenizers_are_refused(models: TinyModels, tmp_path: Path) -> None:
+    pair = models.pair("phi")
+    vectors = {}
+    for name, tokens in {"a": ["x", "y"], "b": ["y", "x"], "c": ["x", "y"]}.items():
+        shutil.copytree(pair.tuned, tmp_path / name)
+        tokenizer = {"model": {"vocab": {t: n for n, t in enumerate(tokens)}}, "padding": name}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+        vectors[name] = TaskVector.from_finetuned(pair.base, tmp_path / name)
+    combine([vectors["a"], vectors["c"], pair.vector()])
+    with pytest.raises(MismatchError, match="a and b come from models of different tokenizers"):
+        combine([vectors["a"], vectors["b"]])
+
+
+def test_what_is_not_finite_is_refused_by_name() -> None:
+    good = TaskVector.from_tensors({"w": torch.ones(4, 4)}, name="good")
+    for value in (float("nan"), float("inf")):
+        bad = TaskVector.from_tensors({"w": torch.full((4, 4), value)}, name="bad")
+        for rule in sorted(rules()):
+            if rule == "rows":
+                continue  # of MLPs alone
+            with pytest.raises(BadValueError, match="w: the weights contain NaN"):
+                combine([good, bad], rule, **OPTIONS.get(rule, {})).dense("w")
+
+
+def test_a_computed_vector_cannot_be_a_reference(models: TinyModels, tmp_path: Path) -> None:
+    v = models.pair("phi").vector()
+    with pytest.raises(UnsupportedError, match="computed by a merging rule"):
+        combine([v, v.named("again")], "ties").save(tmp_path / "v", reference=True)
