@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +450,46 @@ def test_vectors_may_change_different_parameters() -> None:
     b = TaskVector.from_tensors({"y": 3 * torch.ones(3), "z": torch.ones(3)}, name="b")
     merged = combine([a, b], "ties", density=1.0)
     assert {name: merged.dense(name)[0].item() for name in merged} == {"x": 1.0, "y": 2.0, "z": 1.0}
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """Four models of 100 MB by TIES: the peak of anonymous memory does not follow their size."""
+    base = make(
+        "llama",
+        torch.bfloat16,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=2,
+        vocab_size=8000,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    base.save_pretrained(tmp_path / "base")
+    for number in range(4):
+        tuned_copy(base, seed=number).save_pretrained(tmp_path / f"tuned{number}")
+    size = sum(path.stat().st_size for path in (tmp_path / "base").glob("*.safetensors")) / 2**20
+    script = (
+        "import sys, threading, time\n"
+        "from pathlib import Path\n"
+        "from hf_taskvec import TaskVector, combine\n"
+        "import hf_taskvec.apply\n"
+        "def anonymous():\n"
+        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "folder = Path(sys.argv[1])\n"
+        "vectors = [TaskVector.from_finetuned(folder / 'base', folder / f'tuned{n}') for n in range(4)]\n"
+        "before, peak, done = anonymous(), [0], []\n"
+        "def watch():\n"
+        "    while not done:\n"
+        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.002)\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "combine(vectors, 'ties', density=0.2).apply(folder / 'base', folder / 'out', threads=1)\n"
+        "done.append(1); thread.join()\n"
+        "print((peak[0] - before) / 1024)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert size > 90
+    assert float(result.stdout.splitlines()[-1]) < 60
 
 
 # Bad input.

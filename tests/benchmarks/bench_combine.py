@@ -3,12 +3,16 @@
     python tests/benchmarks/bench_combine.py --layers 2 --mergekit path/to/mergekit/venv/bin/python
 
 Random models of Phi-1.5's width in bf16, with their files in memory. Both sides read five checkpoints and write one.
-Times are those of the work without imports; memory is the peak of a process's anonymous memory, mapped files aside.
+Times are those of the work without imports; CPU time is that of all threads, and tells the same beside other load.
+Memory is the peak of a process's anonymous memory, mapped files aside.
 """
 
 import argparse
+import json
 import os
+import resource
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,20 +35,20 @@ def job(folder: str, rule: str, option: str) -> None:
 
     base, name, value = Path(folder) / "base", *option.split("=")
     warm_up(str(base))
+    begun = time.process_time()
     with Watch():
         vectors = [TaskVector.from_finetuned(base, base.parent / f"tuned{number}") for number in range(MODELS)]
         combine(vectors, rule, [0.5] * MODELS, **{name: float(value)}).apply(base, base.parent / "out")
+    print(json.dumps({"cpu": time.process_time() - begun}))
 
 
 def ours(folder: Path, rule: str, options: dict[str, float]) -> dict[str, float]:
-    import json
-    import sys
-
     (option,) = (f"{name}={value}" for name, value in options.items())
     command = [sys.executable, __file__, "--job", str(folder), rule, option]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     clear(folder / "out")
-    return json.loads(result.stdout.splitlines()[-1])
+    found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return {name: value for each in found for name, value in each.items()}
 
 
 def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) -> dict[str, float]:
@@ -62,9 +66,9 @@ def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) 
 
 
 def watched(command: list[object]) -> dict[str, float]:
-    """Seconds and the peak of anonymous memory of a command."""
+    """Seconds, CPU seconds and the peak of anonymous memory of a command."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    start = time.perf_counter()
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
         list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -85,7 +89,9 @@ def watched(command: list[object]) -> dict[str, float]:
     thread.join()
     if process.returncode:
         raise SystemExit(errors.decode()[-2000:])
-    return {"seconds": time.perf_counter() - start, "memory": peak[0] / 1024}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": time.perf_counter() - start, "cpu": cpu, "memory": peak[0] / 1024}
 
 
 def main() -> None:
@@ -121,19 +127,25 @@ def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> No
     print(
         f"\n{MODELS} models and their base, Phi-1.5's width, {layers} layers, bf16, {size:.2f} GB each; files in memory.\n"
     )
-    print("| rule | ours | mergekit | ratio | ours: anonymous memory | mergekit's |\n|---|---|---|---|---|---|")
-    imports = watched([python, "-c", "import mergekit.merge"])["seconds"] if python else 0.0
+    print(
+        "| rule | ours | mergekit | ratio | CPU: ours | mergekit | ratio | memory: ours | mergekit |\n"
+        + "|---" * 9
+        + "|"
+    )
+    imports = watched([python, "-c", "import mergekit.merge"]) if python else {}
     for what, (rule, parameters, method) in RULES.items():
         mine = ours(folder, rule, parameters)
-        if python:
-            theirs = mergekit(python, folder, method, parameters)
-            seconds = theirs["seconds"] - imports
-            other = f"{seconds:.1f} s | {seconds / mine['seconds']:.1f}× faster", f"{theirs['memory']:,.0f} MB"
-        else:
-            other = ("– | –", "–")
-        print(f"| {what} | {mine['seconds']:.1f} s | {other[0]} | {mine['memory']:,.0f} MB | {other[1]} |", flush=True)
+        theirs = mergekit(python, folder, method, parameters) if python else {}
+        cells = []
+        for kind in ("seconds", "cpu"):
+            other = theirs[kind] - imports[kind] if python else float("nan")
+            cells += [f"{mine[kind]:.1f} s", f"{other:.1f} s", f"{other / mine[kind]:.1f}×"]
+        cells += [f"{each.get('memory', float('nan')):,.0f} MB" for each in (mine, theirs)]
+        print(f"| {what} | {' | '.join(cells)} |", flush=True)
     if python:
-        print(f"\nmergekit's times are its command's less {imports:.1f} s of imports; ours are without imports too.")
+        print(
+            f"\nmergekit's times are its command's less {imports['seconds']:.1f} s of imports; ours are without imports."
+        )
 
 
 if __name__ == "__main__":
