@@ -229,6 +229,20 @@ def test_the_compressed_and_the_pruned_vector(finished: tuple[Path, str], main: 
         assert set(small) == set(whole) and small.norm() < whole.norm()
 
 
+def test_the_chosen_model_is_pushed(finished: tuple[Path, str], main: Any, hub: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    more = ["--output", str(tmp_path / "out"), "--cache", str(finished[0] / "stages"), "--push-to-hub", "me/forgetful"]
+    report = main([*flags(), *more])
+    assert report.choice is not None and report.choice.scale, "the small experiment must choose a λ for this test"
+    files = hub.files("me/forgetful")
+    assert {"README.md", "model.safetensors", "report/report.json"} <= set(files)
+    assert report.passages[0].prompt.encode() not in files["report/report.json"]
+    here, there = (AutoModelForCausalLM.from_pretrained(where) for where in (tmp_path / "out/model", "me/forgetful"))
+    for (name, one), (_, other) in zip(here.named_parameters(), there.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
 @pytest.mark.slow
 def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path) -> None:
     output, _ = finished
