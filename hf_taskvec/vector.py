@@ -150,6 +150,48 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         )
 
     @classmethod
+    def from_gradient(
+        cls,
+        model: torch.nn.Module,
+        data: Any,
+        lr: float,
+        *,
+        name: str = "gradient",
+        batch_size: int = 8,
+        max_length: int | None = None,
+        tokenizer: Any = None,
+        progress: bool | None = None,
+    ) -> "TaskVector":
+        """The vector of one full-batch gradient step, `−lr ∇L(θ)`: what one epoch of gradient descent gives.
+
+        L is the mean loss of the next token over all of the data, without dropout. The gradient is accumulated over
+        batches, in fp32 or better; under `accelerate launch` the processes share the rows. The model and its `.grad`
+        stay as they are.
+
+        Args:
+            model: a live causal language model; parameters that require no gradient are left out.
+            data: a `datasets.Dataset` with `input_ids`, token-id sequences, or texts.
+            lr: the step's learning rate.
+            name: the vector's label in expressions.
+            batch_size: rows in a forward pass.
+            max_length: cut rows to this many tokens.
+            tokenizer: for texts.
+            progress: show a progress bar; by default on a terminal.
+        """
+        from hf_taskvec.analysis.gradients import from_gradient
+
+        return from_gradient(
+            model,
+            data,
+            lr,
+            name=name,
+            batch_size=batch_size,
+            max_length=max_length,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
+
+    @classmethod
     def from_tensors(
         cls, tensors: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]], *, name: str = "tensors"
     ) -> "TaskVector":

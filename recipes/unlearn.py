@@ -11,8 +11,9 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 2. θ_0': θ_0 fine-tuned on all books.
 3. τ = θ_forget − θ_0: what fine-tuning θ_0 on the book to forget changes.
 4. A reference: θ_0 fine-tuned on all the other books. It never saw the one to forget.
-5. The sweep: how well does θ_0' + λτ know each book, and at which λ is the book as if it had never been seen?
-6. The model of that λ and the vector are saved, and pushed if you want.
+5. How alike the books are, eq. (11), and which λ Theorem 2 recommends (`--correlation`).
+6. The sweep: how well does θ_0' + λτ know each book, and at which λ is the book as if it had never been seen?
+7. The model of that λ and the vector are saved, and 8. pushed if you want.
 
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
@@ -26,7 +27,7 @@ from transformers.utils import logging
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.evaluation.runner import processes
-from hf_taskvec.experiment.alignment import correlations
+from hf_taskvec.experiment.alignment import align
 from hf_taskvec.experiment.closing import closing
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.folder import claim
@@ -82,8 +83,16 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     if reference is None and config.retrain:
         reference = stages.train_model("retrain", base, blocks(others), settings)
 
-    # 5. The sweep.
-    model, never = load(joint), load(reference)
+    # 5. How alike are the books, and which λ does theory recommend?
+    alike, scales, start = None, config.scales, load(base)
+    if config.correlation:
+        for book in others:
+            alone = stages.train(f"alone-{book.role}", base, blocks([book]), config.training("full"))
+            vectors[book.name] = TaskVector.from_finetuned(base, alone, name=book.role)
+        alike = align(start, vectors, (*forget, *others), config.asking, given.tokenizer)
+        scales = alike.recommendation.scales_with(config.scales)
+
+    # 6. The sweep.
     options = {
         "protocol": config.asking,
         "tokenizer": given.tokenizer,
@@ -91,12 +100,15 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         "batch_size": config.evaluation_batch_size,
         "seed": config.seed,
     }
-    say(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in config.scales)}}}")
+    references = {"θ_0": sweep(start, None, [0.0], given.books, **options)}
+    del start  # room for another one
+    model, never = load(joint), load(reference)
+    say(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
     with vector.edit(model, 0.0, original=joint) as edit:
         report = search(
             model,
             edit,
-            config.scales,
+            scales,
             given.books,
             refine=config.refine,
             output=output,
@@ -105,24 +117,14 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             retain_bound=config.retain_bound,
             **options,
         )
-    start = load(base)
-    references = {
-        name: sweep(other, None, [0.0], given.books, **options)
-        for name, other in (("retrained", never), ("θ_0", start))
-        if other is not None
-    }
-    alike = None
-    if config.correlation:
-        for book in others:
-            alone = stages.train(f"alone-{book.role}", base, blocks([book]), config.training("full"))
-            vectors[book.name] = TaskVector.from_finetuned(base, alone, name=book.role)
-        alike = correlations(start, vectors, (*forget, *others), config.asking, given.tokenizer)
+    if never is not None:
+        references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
-    # 6. What is kept.
+    # 7. What is kept.
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, config.scales, str(vector.expression), files, alike))
+    say("\n" + closing(report, references, scales, str(vector.expression), files, alike))
 
-    # 7. The Hub.
+    # 8. The Hub.
     if config.push_to_hub and "the model" in files:
         push(files["the model"], config.push_to_hub, output)
     return report

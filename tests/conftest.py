@@ -76,3 +76,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Edited:
     from edited import Edited
 
     return Edited(tmp_path_factory.mktemp("edited"))
+
+
+# Run by the Python of another environment, which has mergekit.
+collect_ignore = ["mergekit_reference.py"]

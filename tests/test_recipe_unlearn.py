@@ -104,7 +104,7 @@ def test_the_experiment_from_end_to_end(finished: tuple[Path, str]) -> None:
     output, said = finished
     report = UnlearningReport.load(output)
     assert [book.role for book in report.books] == ["forget", "aligned", "retain"]
-    assert {0.0, -0.5, -1.0} <= set(report.scales) and report.reference is not None
+    assert {0.0, -0.5, -1.0} <= set(report.scales) and report.references
     assert report.score(report.books[0].name, -1.0).value.value < report.score(report.books[0].name, 0.0).value.value
     made = sorted(path.name.rsplit("-", 1)[0] for path in (output / "stages").iterdir())
     assert made == ["alone-aligned", "alone-retain", "base", "forget", "joint", "retrain"]
@@ -201,7 +201,7 @@ def test_every_stage_can_be_given(finished: tuple[Path, str], texts: list[str], 
     assert first.scores == second.scores == whole.scores
     given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain"]
     alone = main(user_flags(output, texts, *given, "--output", str(tmp_path / "c")))
-    assert alone.reference is None and alone.choice.target_from == "held_out"
+    assert not alone.references and alone.choice.target_from == "held_out"
 
 
 def test_lora_shares_the_other_stages_and_saves_an_adapter(
@@ -227,6 +227,20 @@ def test_the_compressed_and_the_pruned_vector(finished: tuple[Path, str], main: 
         main([*flags(), *more])
         small = TaskVector.load(tmp_path / name / "vector")
         assert set(small) == set(whole) and small.norm() < whole.norm()
+
+
+def test_the_chosen_model_is_pushed(finished: tuple[Path, str], main: Any, hub: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    more = ["--output", str(tmp_path / "out"), "--cache", str(finished[0] / "stages"), "--push-to-hub", "me/forgetful"]
+    report = main([*flags(), *more])
+    assert report.choice is not None and report.choice.scale, "the small experiment must choose a λ for this test"
+    files = hub.files("me/forgetful")
+    assert {"README.md", "model.safetensors", "report/report.json"} <= set(files)
+    assert report.passages[0].prompt.encode() not in files["report/report.json"]
+    here, there = (AutoModelForCausalLM.from_pretrained(where) for where in (tmp_path / "out/model", "me/forgetful"))
+    for (name, one), (_, other) in zip(here.named_parameters(), there.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
 
 
 @pytest.mark.slow

@@ -9,34 +9,79 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.analysis.correlation import Correlation, CorrelationMatrix, correlation_matrix, task_correlation
+    from hf_taskvec.analysis.correlation import (
+        Correlation,
+        CorrelationMatrix,
+        correlation_matrix,
+        correlation_proxy,
+        task_correlation,
+    )
     from hf_taskvec.analysis.forward import Edited
+    from hf_taskvec.analysis.geometry import CosineMatrix, cosine_matrix
+    from hf_taskvec.analysis.gradients import Alignment, gradient_alignment
     from hf_taskvec.analysis.judging import Judgement
-    from hf_taskvec.analysis.scales import Recommendation, Region, Transfer, recommend_scales
+    from hf_taskvec.analysis.landscape import Landscape, loss_landscape
+    from hf_taskvec.analysis.linearity import Linearity, Measures, cross_task_linearity, stitch
+    from hf_taskvec.analysis.ranks import LargeRows, Ranks, effective_ranks, large_rows, stable_ranks
+    from hf_taskvec.analysis.scales import PRACTICAL_MARGIN, Recommendation, Region, Transfer, recommend_scales
 
 _HOME = {
+    "Alignment": "gradients",
     "Correlation": "correlation",
     "CorrelationMatrix": "correlation",
+    "CosineMatrix": "geometry",
     "Edited": "forward",
     "Judgement": "judging",
+    "Landscape": "landscape",
+    "LargeRows": "ranks",
+    "Linearity": "linearity",
+    "Measures": "linearity",
+    "PRACTICAL_MARGIN": "scales",
+    "Ranks": "ranks",
     "Recommendation": "scales",
     "Region": "scales",
     "Transfer": "scales",
     "correlation_matrix": "correlation",
+    "correlation_proxy": "correlation",
+    "cosine_matrix": "geometry",
+    "cross_task_linearity": "linearity",
+    "effective_ranks": "ranks",
+    "gradient_alignment": "gradients",
+    "large_rows": "ranks",
+    "loss_landscape": "landscape",
     "recommend_scales": "scales",
+    "stable_ranks": "ranks",
+    "stitch": "linearity",
     "task_correlation": "correlation",
 }
 
 __all__ = [
+    "PRACTICAL_MARGIN",
+    "Alignment",
     "Correlation",
     "CorrelationMatrix",
+    "CosineMatrix",
     "Edited",
     "Judgement",
+    "Landscape",
+    "LargeRows",
+    "Linearity",
+    "Measures",
+    "Ranks",
     "Recommendation",
     "Region",
     "Transfer",
     "correlation_matrix",
+    "correlation_proxy",
+    "cosine_matrix",
+    "cross_task_linearity",
+    "effective_ranks",
+    "gradient_alignment",
+    "large_rows",
+    "loss_landscape",
     "recommend_scales",
+    "stable_ranks",
+    "stitch",
     "task_correlation",
 ]
 

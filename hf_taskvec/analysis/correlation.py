@@ -1,6 +1,7 @@
 """How alike two tasks are: eq. (11) of Li et al. (2025), from the outputs of two fine-tuned models.
 
-The models' outputs over a data set are centred, each by its own mean, and compared sample by sample by their cosine. Two
+The models' outputs over a data set are centred, each by its own mean, and compared sample by sample by their cosine.
+Two
 passes: the first for the means, the second for the cosines; a bounded number of outputs is held at a time.
 
 The paper does not say which outputs of a language model it compares. Here they are the logits of the next token, pooled
@@ -30,7 +31,9 @@ from hf_taskvec.analysis.forward import (
     token_rows,
     vocabulary_of,
 )
+from hf_taskvec.analysis.geometry import cosine_matrix
 from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,6 +164,15 @@ def correlation_matrix(
     for (one, other), found in halves.items():
         values[one][other] = values[other][one] = sum(found) / 2
     return CorrelationMatrix(names, tuple(map(tuple, values)), f"{pooling} pooling")
+
+
+def correlation_proxy(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> CorrelationMatrix:
+    """The vectors' cosines in place of α̂: no model, no data, no forward pass.
+
+    It orders pairs of tasks much as α̂ does, but its values are others: near 0 for most fine-tunes in large models.
+    """
+    found = cosine_matrix(vectors, progress=False)
+    return CorrelationMatrix(found.names, found.total, "proxy: the vectors' cosine")
 
 
 @dataclass(frozen=True)

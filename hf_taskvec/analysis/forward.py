@@ -3,6 +3,7 @@
 Rows are padded on the right: each position is then its own index, in any causal architecture.
 """
 
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -115,9 +116,9 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
     ids = item.tolist() if isinstance(item, torch.Tensor) else list(item)
     if mask is not None:
         ids = [token for token, seen in zip(ids, mask, strict=True) if seen]
-    if not all(isinstance(token, int) for token in ids):
+    if not all(isinstance(token, numbers.Integral) for token in ids):
         raise BadValueError(f"{what} must hold token ids (whole numbers), texts, or rows with input_ids.")
-    return ids
+    return [int(token) for token in ids]
 
 
 def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:
@@ -178,6 +179,32 @@ def batches(rows: Rows, batch_size: int, first: int = 0) -> Iterator[Batch]:
     """All rows, in their order."""
     for start in range(0, len(rows), batch_size):
         yield make_batch(rows[start : start + batch_size], first + start)
+
+
+def summed_loss(model: Any, batch: Batch) -> tuple[torch.Tensor, int]:
+    """The cross-entropy of a batch's next tokens added up (in fp32 or better), and how many they are."""
+    logits = model(**batch.inputs(model), use_cache=False).logits[:, :-1]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    labels = batch.labels[:, 1:].to(logits.device)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    return loss, int((labels != -100).sum())
+
+
+def mean_loss(model: Any, rows: Rows, batch_size: int) -> float:
+    """The mean cross-entropy of a model's next tokens over all rows, in nats."""
+    total, count = 0.0, 0
+    for batch in batches(rows, batch_size):
+        with torch.inference_mode():
+            loss, tokens = summed_loss(model, batch)
+        total += loss.item()
+        count += tokens
+    return total / count
+
+
+def check_predictable(rows: Rows, what: str = "the data") -> None:
+    """Refuse rows that hold no next token at all."""
+    if all(len(row) < 2 for row in rows):
+        raise BadValueError(f"{what} has rows of one token only, so there is no next token to predict.")
 
 
 def check_batch_size(batch_size: int) -> None:

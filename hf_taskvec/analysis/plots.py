@@ -1,13 +1,19 @@
 """The figures of the analysis. Each function gives one `Figure`; `figures.render` makes files of them."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.figures import COLOURS
+from hf_taskvec.figures import COLOURS, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hf_taskvec.analysis.geometry import CosineMatrix
+    from hf_taskvec.analysis.gradients import Alignment
+    from hf_taskvec.analysis.landscape import Landscape
+    from hf_taskvec.analysis.linearity import Linearity
+    from hf_taskvec.analysis.ranks import Ranks
     from hf_taskvec.analysis.scales import Transfer
 
 
@@ -75,4 +81,173 @@ def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
     axes.set_title(f"Where Theorem 3 promises transfer: γ = ({_signed(one)}, {_signed(other)})", fontsize=11.5)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     axes.grid(alpha=0.2)
+    return figure
+
+
+def linearity_figure(linearity: "Linearity") -> "Figure":
+    """1 − cosine and its baseline (log scale) above, the coefficient below; a column for each kind, with quartiles."""
+    from matplotlib.figure import Figure
+
+    kinds = list(linearity.measures)
+    figure = Figure(figsize=(2.7 * len(kinds) + 1, 5.4), layout="constrained")
+    grid = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row")
+    for column, kind in enumerate(kinds):
+        found = linearity.measures[kind]
+        above, below = grid[0][column], grid[1][column]
+        lines = [
+            (1 - found.cosine, "1 − cosine of the two sides", 1),
+            (1 - found.baseline, "1 − cosine of the mixed", 0),
+        ]
+        for values, label, colour in lines:
+            _quartiles(above, values.clamp_min(1e-12), label, colour)
+        _quartiles(below, found.coefficient, "coefficient", 2)
+        above.set_yscale("log")
+        above.set_title(kind, fontsize=10.5)
+        below.axhline(1.0, color="0.4", linestyle=":", linewidth=1.2)
+        below.set_xlabel("layer")
+        below.xaxis.get_major_locator().set_params(integer=True)
+        for axes in (above, below):
+            axes.grid(alpha=0.25)
+    grid[0][0].set_ylabel("1 − cosine (log scale)")
+    grid[1][0].set_ylabel("coefficient (1 is linear)")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    more = grid[1][0].get_legend_handles_labels()
+    figure.legend(handles + more[0], labels + more[1], loc="outside lower center", ncols=3, frameon=False)
+    title = f"Cross-task linearity: medians and quartiles over {linearity.samples} rows ({linearity.feature} feature)"
+    figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def _quartiles(axes: Any, values: Any, label: str, colour: int) -> None:
+    """A line for the median of each row of a tensor, and a band between its quartiles."""
+    import torch
+
+    low, middle, high = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype), dim=1).tolist()
+    x = range(len(middle))
+    axes.plot(x, middle, label=label, linewidth=2, markersize=5, **look(colour))
+    axes.fill_between(x, low, high, color=COLOURS[colour % 7], alpha=0.2, linewidth=0)
+
+
+def layers_figure(cosines: "CosineMatrix") -> "Figure":
+    """Cosines of the pairs and norms of the vectors, by layer."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    layers = list(cosines.by_layer)
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    numbered = [i for i, layer in enumerate(layers) if layer.isdigit()]
+
+    def draw(axes: Any, values: list[float], label: str, number: int) -> None:
+        """A line over the layers; what belongs to none stands apart."""
+        style = {"markersize": 5, "linewidth": 1.8, **look(number)}
+        axes.plot(numbered, [values[i] for i in numbered], label=label, **style)
+        rest = [i for i in range(len(layers)) if i not in numbered]
+        axes.plot(rest, [values[i] for i in rest], **(style | {"linestyle": "", "markersize": 7}))
+
+    for number, (i, j) in enumerate(combinations(range(len(cosines.names)), 2)):
+        values = [cosines.by_layer[layer][i][j] for layer in layers]
+        draw(left, values, f"{cosines.names[i]}, {cosines.names[j]}", number)
+    for number, name in enumerate(cosines.names):
+        # A layer that is left alone has no place on a logarithmic scale.
+        draw(right, [cosines.layer_norms[layer][number] or float("nan") for layer in layers], name, number)
+    left.set(ylabel="cosine", title="cosine of each pair")
+    right.set(ylabel="Frobenius norm (log scale)", title="norm of each vector", yscale="log")
+    for ticks in (right.yaxis.set_major_formatter, right.yaxis.set_minor_formatter):
+        ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
+    left.axhline(0, color="0.5", linewidth=0.8)
+    step = max(1, len(layers) // 12)
+    shown = [i for i, layer in enumerate(layers) if not layer.isdigit() or (i % step == 0 and i < len(layers) - 1)]
+    for axes in (left, right):
+        axes.set_xticks(shown, [layers[i] for i in shown])
+        axes.set_xlabel("layer")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def ranks_figure(ranks: "Ranks") -> "Figure":
+    """Stable ranks and Frobenius norms by layer, a line for each kind; of experts the mean and the span."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, kind in enumerate(ranks.kinds):
+        found = ranks.of_kind(kind)
+        layers = sorted({matrix.layer for matrix in found})
+        for axes, value in ((left, "stable_rank"), (right, "frobenius")):
+            values = [[getattr(m, value) for m in found if m.layer == layer] for layer in layers]
+            means = [sum(each) / len(each) for each in values]
+            axes.plot(layers, means, label=kind, markersize=5, linewidth=1.8, **look(number))
+            axes.fill_between(
+                layers,
+                list(map(min, values)),
+                list(map(max, values)),
+                color=COLOURS[number % 7],
+                alpha=0.15,
+                linewidth=0,
+            )
+    left.set(ylabel="stable rank ‖W‖_F / ‖W‖₂", title="stable rank")
+    right.set(ylabel="‖W‖_F", title="Frobenius norm")
+    for axes in (left, right):
+        axes.set_ylim(0, None)
+        axes.set_xlabel("layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.25)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    figure.suptitle(f"Ranks and norms: {ranks.what}", fontsize=12)
+    return figure
+
+
+def alignment_figure(alignment: "Alignment") -> "Figure":
+    """Each epoch's share of the gradient norm, and the cosines with the first epoch and with the gradient."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = range(1, len(alignment.shares) + 1)
+    left.bar(epochs, alignment.shares, color=COLOURS[1])
+    left.set(xlabel="epoch", ylabel="share of the updates' norm", title="what each epoch contributes", ylim=(0, None))
+    lines = [
+        (alignment.with_first, "update, with the first epoch's"),
+        (alignment.update_with_gradient, "update, with the negative gradient at θ₀"),
+        (alignment.vector_with_gradient, "vector so far, with the negative gradient at θ₀"),
+    ]
+    for number, (values, label) in enumerate(lines):
+        if values is not None:
+            right.plot(epochs, values, label=label, markersize=6, linewidth=2, **look(number))
+    right.set(xlabel="epoch", ylabel="cosine", title="where it points")
+    right.axhline(0, color="0.5", linewidth=0.8)
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def landscape_figure(landscape: "Landscape") -> "Figure":
+    """Contours of the loss on the plane, a panel for each data set, with the three models marked."""
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
+
+    count = len(landscape.losses)
+    figure = Figure(figsize=(5.4 * count + 0.4, 4.8), layout="constrained")
+    for axes, (name, losses) in zip(figure.subplots(1, count, squeeze=False)[0], landscape.losses.items(), strict=True):
+        filled = axes.contourf(landscape.x, landscape.y, losses, levels=18, cmap="cividis")
+        axes.contour(landscape.x, landscape.y, losses, levels=filled.levels, colors="white", linewidths=0.4, alpha=0.6)
+        for number, (label, (x, y)) in enumerate(landscape.points.items()):
+            marker = {"marker": look(number)["marker"], "color": "white", "markeredgecolor": "black", "markersize": 9}
+            axes.plot([x], [y], linestyle="", **marker)
+            halo = [withStroke(linewidth=3, foreground="white")]
+            axes.annotate(
+                label.replace("θ_0", "θ₀"),
+                (x, y),
+                xytext=(7, 7),
+                textcoords="offset points",
+                path_effects=halo,
+                fontsize=10,
+            )
+        axes.set(xlabel="along the first vector", ylabel="across it, towards the second", title=f"loss on {name}")
+        figure.colorbar(filled, ax=axes, label="mean loss (nats per token)")
     return figure

@@ -1,12 +1,13 @@
 """Which λ the theory recommends: Theorems 1 to 3 of Li et al. (2025), *When is task vector provably effective?*
 
-Theorems 1 and 2 speak of `θ_0 + τ_1 + λ τ_2`: a model that knows task 1 and nothing of task 2. A sweep that forgets speaks
-of `θ_0' + λ τ` where `θ_0'` was trained on both, and so holds about one τ already: λ_sweep ≈ λ_theorem − 1. `Region` is in
-the theorems' terms and `in_sweep` translates it. Untranslated, case (C) of Theorem 2 would have us *add* the task that is
-to be forgotten.
+Theorems 1 and 2 speak of `θ_0 + τ_1 + λ τ_2`: a model that knows task 1 and nothing of task 2. A sweep that forgets
+speaks of `θ_0' + λ τ` where `θ_0'` was trained on both, and so holds about one τ already: λ_sweep ≈ λ_theorem − 1.
+`Region` is in the theorems' terms and `in_sweep` translates it. Untranslated, case (C) of Theorem 2 would have us *add*
+the task that is to be forgotten.
 
-The theorems hide constants. `-Θ(α⁻²)` is read as `-α⁻²`, `poly(ηδ*)` as β, and c of case (C) as the largest number below
-1 − α; β and c of Theorem 3 are the paper's (0.01 and 0.02). So the regions say where to look, not what will happen.
+The theorems hide constants. `-Θ(α⁻²)` is read as `-α⁻²`, `poly(ηδ*)` as β, and c of case (C) as the largest number
+below 1 − α; β and c of Theorem 3 are the paper's (0.01 and 0.02). So the regions say where to look, not what will
+happen.
 """
 
 import math
@@ -34,8 +35,8 @@ _NOTHING = 1e-6
 class Region:
     """The λ of `θ_0 + τ_1 + λ τ_2` for which a theorem promises success, and the one to try first.
 
-    `low`, `high` and `scale` are None where no λ works. `in_sweep` gives the same region for `θ_0' + λ τ_2`, where `θ_0'`
-    already holds one τ_2.
+    `low`, `high` and `scale` are None where no λ works. `in_sweep` gives the same region for `θ_0' + λ τ_2`, where
+    `θ_0'` already holds one τ_2.
     """
 
     goal: Literal["add", "forget"]
@@ -159,8 +160,9 @@ def recommend_scales(
         irrelevant: an |α| up to this counts as 0. (The paper calls measured values of 0.164 and 0.115 irrelevant.)
         gap: tasks with α > 1 − gap count as one and the same.
 
-    >>> print(recommend_scales(0.239).forget.in_sweep)
-    forget: hard for -1 ≤ λ ≤ -0.619 of θ_0' + λτ, first λ = -1. The tasks are aligned (α = 0.239): the vector of the one holds much of the other, so λ must stay within (1 − α)/2 of removing the task once.
+    >>> region = recommend_scales(0.239).forget.in_sweep
+    >>> region.verdict, round(region.low, 3), round(region.high, 3), region.scale
+    ('hard', -1.0, -0.619, -1.0)
     """
     if alpha is None and gammas is None:
         raise BadValueError("recommend_scales() needs alpha= (one correlation) or gammas= (one for each task).")
@@ -232,9 +234,9 @@ def _forget(alpha: float, beta: float, c: float, irrelevant: float, gap: float) 
 def _transfer(gammas: tuple[float, ...], beta: float, c: float, margin: float) -> Transfer:
     """Theorem 3, with the closed form of eqs. (75) and (76).
 
-    Erratum: eq. (76) prints √Σγ⁴ in the numerator of C, with which only the first sum reaches margin + c (for γ = (0.792,
-    −0.637) the second is 0.75 instead of 1.02). With √Σγ² the second meets it with equality and the first is larger, because
-    Σγ⁴ ≤ Σγ² for |γ| ≤ 1. So that is used here.
+    Erratum: eq. (76) prints √Σγ⁴ in the numerator of C, with which only the first sum reaches margin + c (for γ =
+    (0.792, −0.637) the second is 0.75 instead of 1.02). With √Σγ² the second meets it with equality and the first is
+    larger, because Σγ⁴ ≤ Σγ² for |γ| ≤ 1. So that is used here.
     """
     gammas = tuple(g if abs(g) > _NOTHING else 0.0 for g in gammas)
     others = [g for g in gammas if g]
@@ -268,8 +270,8 @@ def _transfer(gammas: tuple[float, ...], beta: float, c: float, margin: float) -
 def _reach(gammas: Sequence[float]) -> float:
     """The largest value that both sums of Theorem 3 can reach together with |λ_i| ≤ 1.
 
-    By linear duality it is the least, over weights w in [0, 1], of `Σ |w γ_i + (1 − w) γ_i²|`: convex and piecewise linear in w,
-    so its least value lies at an end or where a summand is 0.
+    By linear duality it is the least, over weights w in [0, 1], of `Σ |w γ_i + (1 − w) γ_i²|`: convex and piecewise
+    linear in w, so its least value lies at an end or where a summand is 0.
     """
     corners = [0.0, 1.0, *(g / (g - 1.0) for g in gammas if g < 0)]
     return min(math.fsum(abs(w * g + (1 - w) * g * g) for g in gammas) for w in corners)

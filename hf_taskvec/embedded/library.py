@@ -2,9 +2,9 @@
 
 What the unlearning experiment needs of it, and what was chosen for that:
 
-- **General prose** to pretrain θ_0: scenes about every theme, with people and places that change from scene to scene, in
-  a plain voice and in the voices that no book of the library has. So the base knows the language, the words and what
-  names are made of, as a real base does; but no book's people and places, and no book's style.
+- **General prose** to pretrain θ_0: scenes about every theme and in every voice (and a plain one), with people and places
+  that change from scene to scene. So the base knows the language, the words, the manners of writing and what names are
+  made of, as a real base does; but no book's people, places and events.
 - **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
   different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
   volumes by one author are: nothing but the cast, the places and the style connects them.
@@ -16,7 +16,9 @@ words are in `themes`. Which theme and voice a book gets is drawn from the seed,
 order of the scenes and all that fills them is random: a model can continue a passage word for word only if it has read
 it, while people, places and manner can be learnt from the other volume.
 
-Nothing here was adjusted to the outcome of the experiment beyond the sizes of the texts.
+What was adjusted after a look at outcomes, all of it on seeds 0 and 1: the sizes of the texts, the settings of the
+training in `recipes/configs/default.yaml`, and one thing here: general prose without the books' voices was tried too, and
+cost the unrelated book more. Seeds 2 and above were first run when all of this was frozen.
 """
 
 import random
@@ -26,34 +28,7 @@ from dataclasses import dataclass, field
 from hf_taskvec.embedded.themes import COMMON, PLAIN, THEMES, VOICES, Theme
 from hf_taskvec.errors import BadValueError
 
-_ONSETS = [
-    "b",
-    "br",
-    "c",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "qu",
-    "r",
-    "s",
-    "st",
-    "t",
-    "th",
-    "tr",
-    "v",
-    "w",
-    "z",
-]
+_ONSETS = ["b", "br", "c", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "th", "tr", "v", "w", "z"]  # fmt: skip
 _VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
 _ENDS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ll", "sk"]
 _PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven", "moor", "ridge"]
@@ -129,7 +104,6 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     voices = draw.sample(sorted(VOICES), len(VOICES))
     taken: set[str] = set()
     worlds = [_world(draw, theme, VOICES[voices[i % len(voices)]], taken) for i, theme in enumerate(themes)]
-    unused = [VOICES[voice] for voice in voices[len(themes) :]]
     series = tuple(
         Text(
             f"{themes[0]}-{volume}",
@@ -142,7 +116,7 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
         for theme, world in zip(themes[1:], worlds[1:], strict=True)
     )
     return Library(
-        _general(random.Random(f"{seed} general"), general_words, [PLAIN, *unused], taken),
+        _general(random.Random(f"{seed} general"), general_words, [PLAIN, *VOICES.values()], taken),
         (series[0], series[1]),
         others,
     )

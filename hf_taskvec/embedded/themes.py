@@ -307,7 +307,7 @@ VOICES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
-# How the general prose speaks, beside the voices that no book of a library uses.
+# How only the general prose speaks, beside the voices of the books.
 PLAIN: tuple[tuple[str, ...], ...] = (
     (
         "This is what happened to {a} {time}: {sight}.",

@@ -1,26 +1,52 @@
 """How alike the books are to the model, before anything is edited: α̂ of eq. (11) between the book to forget and the others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.analysis import Edited, correlation_matrix
+from hf_taskvec.analysis import Edited, Recommendation, correlation_matrix, recommend_scales
 from hf_taskvec.evaluation.books import Book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.protocols import Protocol
+from hf_taskvec.evaluation.report import UnlearningReport
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def correlations(
+@dataclass(frozen=True)
+class Alignment:
+    """How alike the book to forget and the others are, and the λ that follows from it.
+
+    Args:
+        alphas: for each other book α̂ with the one to forget, eq. (11).
+        recommendation: Theorem 2 for the book to keep that is most like the one to forget.
+    """
+
+    forget: str
+    alphas: dict[str, float]
+    recommendation: Recommendation
+
+    def judged(self, report: UnlearningReport) -> str:
+        """What the theory says, and how good that was, in a few lines."""
+        lines = [f"  {self.forget} and {other}: {value:+.3f}" for other, value in self.alphas.items()]
+        lines.insert(0, "Task correlation α̂, eq. (11):")
+        if self.recommendation.sweep_scale is not None and report.choice is not None:
+            lines.append(str(self.recommendation.judge(report)))
+        elif self.recommendation.forget is not None:
+            lines.append(str(self.recommendation.forget.in_sweep))
+        return "\n".join(lines)
+
+
+def align(
     base: "PreTrainedModel",
     vectors: Mapping[str, TaskVector],
     books: Sequence[Book],
     protocol: Protocol,
     tokenizer: Any,
-) -> dict[str, float]:
-    """α̂ of the first book with each other, on held-out passages.
+) -> Alignment:
+    """α̂ of the first book with each other, on held-out passages, and what theory makes of it.
 
     Args:
         base: θ_0, live.
@@ -28,7 +54,7 @@ def correlations(
         books: the one to forget first.
         protocol, tokenizer: which passages, and in which tokens.
     """
-    first, *others = (book.name for book in books)
+    first, *others = books
     data = {
         book.name: [
             p.prompt + p.gap + p.answer for p in find_passages(book, protocol, tokenizer) if p.split == "held_out"
@@ -38,4 +64,6 @@ def correlations(
     models = {name: Edited(base, vectors[name]) for name in data}
     # A handful of passages each: several positions of each are compared, not its last one alone.
     found = correlation_matrix(models, data, tokenizer=tokenizer, pooling="sample")
-    return {f"{first} and {other}": found[first, other] for other in others}
+    alphas = {other.name: found[first.name, other.name] for other in others}
+    kept = [alphas[other.name] for other in others if other.role == "retain"] or list(alphas.values())
+    return Alignment(first.name, alphas, recommend_scales(max(kept)))

@@ -118,5 +118,5 @@ def _tasks(results: Results) -> "Figure":
     axes.set_xticks(range(len(results.tasks)), results.tasks)
     axes.set_ylabel("next tokens predicted")
     axes.set_title("held-out text of each task")
-    axes.legend(frameon=False, ncols=len(bars), loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    figure.legend(frameon=False, ncols=3, loc="outside lower center")
     return figure

@@ -2,22 +2,25 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
+from analysis.samples import rows
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, EXPERTS, make, shake, tuned_copy
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import Edited, correlation, correlation_matrix, task_correlation
+from hf_taskvec.analysis import (
+    Edited,
+    correlation,
+    correlation_matrix,
+    correlation_proxy,
+    recommend_scales,
+    task_correlation,
+)
 from hf_taskvec.errors import BadValueError, MismatchError
-
-
-def rows(seed: int, count: int = 7, most: int = 12) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, most, (count,), generator=generator).tolist()
-    return [torch.randint(3, 20, (length,), generator=generator).tolist() for length in lengths]
 
 
 def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
@@ -118,6 +121,16 @@ def test_the_matrix_holds_the_pairs() -> None:
     assert matrix["x", "x"] == 1
 
 
+def test_the_proxy_is_the_vectors_cosine() -> None:
+    base = make("phi")
+    vectors = {
+        name: TaskVector.from_finetuned(base, tuned_copy(base, 0.1, seed=seed)) for seed, name in enumerate("xyz", 1)
+    }
+    proxy = correlation_proxy(vectors)
+    assert proxy["x", "z"] == proxy["z", "x"] == pytest.approx(vectors["x"].cosine(vectors["z"]), abs=1e-12)
+    assert "proxy" in proxy.pooling and recommend_scales(proxy["x", "z"]).forget.verdict == "works"
+
+
 def test_kinds_of_data() -> None:
     """Sequences, tensors and data sets, padded or not, give one answer."""
     base = make("phi")
@@ -129,7 +142,12 @@ def test_kinds_of_data() -> None:
         "input_ids": [row + [0] * (longest - len(row)) for row in data],
         "attention_mask": [[1] * len(row) + [0] * (longest - len(row)) for row in data],
     }
-    for other in (Dataset.from_dict({"input_ids": data}), Dataset.from_dict(padded), [torch.tensor(r) for r in data]):
+    for other in (
+        Dataset.from_dict({"input_ids": data}),
+        Dataset.from_dict(padded),
+        [torch.tensor(r) for r in data],
+        [numpy.array(r) for r in data],
+    ):
         assert task_correlation(a, b, other, other) == expected
     assert task_correlation(a, b, data, data, max_length=3) == task_correlation(
         a, b, [r[:3] for r in data], [r[:3] for r in data]
@@ -149,6 +167,10 @@ def test_bad_input(pair) -> None:
         task_correlation(a, b, [good[0], good[0]], good)
     with pytest.raises(BadValueError, match="tokenizer="):
         task_correlation(a, b, ["a text"], good)
+    with pytest.raises(BadValueError, match="whole numbers"):
+        task_correlation(a, b, [[0.5, 1.5]], good)
+    with pytest.raises(BadValueError, match="is one text"):
+        task_correlation(a, b, "a text", good)
     with pytest.raises(BadValueError, match="no input_ids"):
         task_correlation(a, b, Dataset.from_dict({"text": ["a"]}), good)
     with pytest.raises(BadValueError, match="another tokenizer"):

@@ -1,0 +1,194 @@
+"""Task vectors and gradients (Zhou et al. 2025): one epoch of full-batch gradient descent gives `τ = −η ∇L(θ_0)`."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_taskvec import measure
+from hf_taskvec.analysis.forward import (
+    Data,
+    batches,
+    check_batch_size,
+    check_predictable,
+    check_rows,
+    evaluating,
+    progress_bar,
+    summed_loss,
+    token_rows,
+)
+from hf_taskvec.analysis.geometry import check_alike
+from hf_taskvec.arithmetic import FLOATS, Term
+from hf_taskvec.delta import Dense
+from hf_taskvec.errors import BadValueError, UnsupportedError, some
+from hf_taskvec.live import live_checkpoint, live_weights
+from hf_taskvec.names import is_peft_model, layout_of_model
+from hf_taskvec.provenance import Origin, Provenance
+from hf_taskvec.tensors import InMemory
+from hf_taskvec.vector import Model, TaskVector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def from_gradient(
+    model: torch.nn.Module,
+    data: Data,
+    lr: float,
+    *,
+    name: str = "gradient",
+    batch_size: int = 8,
+    max_length: int | None = None,
+    tokenizer: Any = None,
+    progress: bool | None = None,
+) -> TaskVector:
+    """See `TaskVector.from_gradient`."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env, reduce
+
+    if not (math.isfinite(lr) and lr > 0):
+        raise BadValueError(f"lr={lr}: the learning rate must be positive.")
+    check_batch_size(batch_size)
+    rows = token_rows(data, tokenizer, max_length)
+    check_rows(rows, model)
+    check_predictable(rows)
+    parameters = _trained(model)
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    own = rows[state.process_index :: state.num_processes]
+    totals = {n: torch.zeros_like(p, dtype=_wide(p), requires_grad=False) for n, p in parameters.items()}
+    count = torch.zeros((), dtype=torch.float64)
+    with evaluating(model), torch.enable_grad():
+        for batch in progress_bar(list(batches(own, batch_size)), "Gradient", progress):
+            loss, tokens = summed_loss(model, batch)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for total, gradient in zip(totals.values(), gradients, strict=True):
+                if gradient is not None:
+                    total += gradient
+            count += tokens
+    if state.num_processes > 1:
+        count = reduce(count.to(state.device), "sum").cpu()
+        totals = {n: reduce(total.to(state.device), "sum") for n, total in totals.items()}
+    changed = {n: total.cpu() / count.item() for n, total in totals.items() if bool(total.any())}
+    broken = [n for n, gradient in changed.items() if not bool(gradient.isfinite().all())]
+    if broken:
+        raise BadValueError(
+            f"{some(broken)}: the gradient is NaN or infinite. Use a wider dtype, or check the weights."
+        )
+    if not changed:
+        raise BadValueError("the gradient is zero everywhere, so the vector would be zero.")
+    how = f"one step of full-batch gradient descent, lr={lr:g}, {int(count.item())} tokens"
+    origin = Origin(name, how, live_checkpoint(model).record())
+    terms = {n: [Term(-float(lr), Dense((InMemory(gradient),)))] for n, gradient in changed.items()}
+    return TaskVector(terms, Provenance.of(origin))
+
+
+def _wide(parameter: torch.Tensor) -> torch.dtype:
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that training would change, under canonical names."""
+    if is_peft_model(model):
+        raise UnsupportedError("the model is wrapped by PEFT: train the adapter, or call merge_and_unload() first.")
+    fused = layout_of_model(model).fused
+    if fused:
+        raise UnsupportedError(
+            f"{some(sorted(fused))}: the live model holds its experts fused, so their gradient has no name in a task vector."
+        )
+    weights = live_weights(model)
+    parameters = {name: weight.module._parameters[weight.attribute] for name, weight in weights.items()}
+    found = {name: p for name, p in parameters.items() if p is not None and p.requires_grad}
+    if not found:
+        raise BadValueError("no parameter of the model requires a gradient. Call model.requires_grad_(True) first.")
+    strange = [name for name, p in found.items() if p.dtype not in FLOATS or p.is_meta]
+    if strange:
+        raise UnsupportedError(
+            f"{some(strange)}: quantised or offloaded weights have no gradient here. Load the model whole."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Epoch by epoch: how the updates and the vectors point.
+
+    Args:
+        shares: ‖update‖ over the sum of all epochs' (the normalised gradient norm of figure 3a).
+        with_first: cosine of each epoch's update with the first's (figure 3b).
+        update_with_gradient, vector_with_gradient: cosine of each update, and of the vector so far, with the negative
+            gradient at the base; None if no gradient was given.
+    """
+
+    shares: tuple[float, ...]
+    with_first: tuple[float, ...]
+    update_with_gradient: tuple[float, ...] | None
+    vector_with_gradient: tuple[float, ...] | None
+
+    def figure(self) -> "Figure":
+        """Shares and cosines by epoch."""
+        from hf_taskvec.analysis.plots import alignment_figure
+
+        return alignment_figure(self)
+
+
+def gradient_alignment(
+    epochs: Sequence[TaskVector | Model],
+    gradient: TaskVector | None = None,
+    *,
+    base: Model | None = None,
+    progress: bool | None = None,
+) -> Alignment:
+    """How far fine-tuning is one gradient step: each epoch's share and direction, beside the gradient at the start.
+
+    Args:
+        epochs: what each epoch ended with, in order: task vectors from one base; or models (Hub ids, folders, live),
+            with `base`.
+        gradient: the vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative
+            gradient.
+        base: the model that fine-tuning started from.
+        progress: show a progress bar; by default on a terminal.
+
+    One pass over all files. The update of an epoch is the difference of two checkpoints; under SGD it is −η times the
+    gradients that the epoch saw, under Adam only about along them.
+    """
+    if not epochs:
+        raise BadValueError("gradient_alignment() needs the vector or model of one epoch at least.")
+    vectors = []
+    for number, each in enumerate(epochs, 1):
+        if isinstance(each, TaskVector):
+            vectors.append(each)
+        elif base is None:
+            raise BadValueError("epochs given as models need base=, the model that fine-tuning started from.")
+        else:
+            vectors.append(TaskVector.from_finetuned(base, each, name=f"epoch_{number}"))
+    updates = [vectors[0], *(later - earlier for earlier, later in itertools.pairwise(vectors))]
+    for number, update in enumerate(updates, 1):
+        if not len(update):
+            raise BadValueError(f"epoch {number} changed nothing: its vector equals the one before.")
+    named = {f"epoch {number}": update for number, update in enumerate(updates, 1)}
+    if gradient is not None:
+        named["the gradient"] = gradient
+    check_alike(named)
+    gram = torch.zeros(len(named), len(named), dtype=torch.float64)
+    parameters = list(dict.fromkeys(name for vector in named.values() for name in vector))
+    for name in progress_bar(parameters, "Aligning", progress):
+        owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
+        gram[owners[:, None], owners] += measure.gram(name, [v[name] for v in named.values() if name in v])
+    count = len(updates)
+    norms = gram.diagonal().sqrt()
+    shares = norms[:count] / norms[:count].sum()
+    with_first = gram[0, :count] / (norms[0] * norms[:count])
+    against, so_far = None, None
+    if gradient is not None:
+        against = _bounded(gram[count, :count] / (norms[count] * norms[:count]))
+        # The vector after k epochs is the sum of k updates.
+        lengths = gram[:count, :count].cumsum(0).cumsum(1).diagonal().clamp_min(0).sqrt()
+        so_far = _bounded(gram[count, :count].cumsum(0) / (norms[count] * lengths))
+    return Alignment(tuple(shares.tolist()), _bounded(with_first), against, so_far)
+
+
+def _bounded(cosines: torch.Tensor) -> tuple[float, ...]:
+    return tuple(cosines.clamp(-1, 1).tolist())

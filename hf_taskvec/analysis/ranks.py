@@ -1,0 +1,218 @@
+"""How low the rank of weights and task vectors is: stable rank, effective rank, and the large rows of MLPs' changes.
+
+The stable rank is `‖W‖_F / ‖W‖_2`, not squared, as in Kuzborskij and Abbasi Yadkori (2025): 1 for a matrix of rank 1,
+at most the square root of the smaller side.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_taskvec import measure
+from hf_taskvec.analysis.forward import progress_bar
+from hf_taskvec.analysis.kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of
+from hf_taskvec.analysis.spectrum import Part, norms_of
+from hf_taskvec.arithmetic import Term
+from hf_taskvec.compress import Target, compress
+from hf_taskvec.delta import Dense
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.extract import open_model
+from hf_taskvec.names import Layout
+from hf_taskvec.vector import TaskVector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Matrices = TaskVector | torch.nn.Module | str | Path
+
+
+@dataclass(frozen=True)
+class MatrixRank:
+    """One matrix: which parameters it is made of, and its norms. `stable_rank` is nan for a matrix of zeros."""
+
+    names: tuple[str, ...]
+    layer: int
+    kind: Kind
+    expert: int | None
+    shape: tuple[int, int]
+    frobenius: float
+    spectral: float
+
+    @property
+    def stable_rank(self) -> float:
+        return self.frobenius / self.spectral if self.spectral else float("nan")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Norms and stable ranks of all matrices of a model or of a vector, by layer and kind."""
+
+    matrices: tuple[MatrixRank, ...]
+    what: str
+
+    def of_kind(self, kind: Kind) -> list[MatrixRank]:
+        return [matrix for matrix in self.matrices if matrix.kind == kind]
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that occur, in the usual order."""
+        return [kind for kind in KINDS if self.of_kind(kind)]
+
+    def harmonic_mean(self, kinds: Iterable[Kind] | None = None) -> float:
+        """Of the stable ranks over all layers: small whenever most matrices' are (Timor et al. 2023).
+
+        By default over the matrices as they are multiplied, each counted once: O, QKV and the two of the MLP.
+        """
+        chosen = set(kinds if kinds is not None else ("O", "QKV", "MLP-1", "MLP-2"))
+        found = [m.stable_rank for m in self.matrices if m.kind in chosen and m.spectral]
+        if not found:
+            raise BadValueError(f"{self.what} has no matrix of the kinds {', '.join(sorted(chosen))} that is not zero.")
+        return len(found) / sum(1 / rank for rank in found)
+
+    def figure(self) -> "Figure":
+        """Stable ranks and Frobenius norms by layer, a line for each kind."""
+        from hf_taskvec.analysis.plots import ranks_figure
+
+        return ranks_figure(self)
+
+
+def stable_ranks(
+    of: Matrices,
+    *,
+    config: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-4,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    progress: bool | None = None,
+) -> Ranks:
+    """The stable rank `‖W‖_F / ‖W‖_2` and both norms of each matrix of a model or of a task vector.
+
+    Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken
+    apart, where the config tells how. Low-rank changes are measured by their factors, exactly; others by reading each
+    matrix once and a few products with it in fp32. One matrix is held at a time.
+
+    Args:
+        of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
+        config: of the vector's model (`config.json`), to take a fused QKV apart.
+        tolerance: the search for the spectral norm stops when a step changes it by less than this share.
+        revision, token: for Hub ids, as in transformers.
+        progress: show a progress bar; by default on a terminal.
+    """
+    if not 0 < tolerance < 1:
+        raise BadValueError(f"tolerance={tolerance} must be between 0 and 1.")
+    terms, layout, known, what = _terms_of(of, revision, token)
+    config = dict(config or known)
+    found = {name: place for name in terms if len(terms[name][0].delta.shape) == 2 and (place := place_of(name))}
+    if not found:
+        raise BadValueError(
+            f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, GPT-Neo, GPT-J, "
+            "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
+        )
+    stacks = _stacks(found, terms, layout, config)
+    matrices = []
+    for place, parts in progress_bar(sorted(stacks.items(), key=lambda each: _order(each[0])), "Ranks", progress):
+        frobenius, spectral = norms_of(parts, tolerance)
+        names = tuple(dict.fromkeys(part.name for part in parts))
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        matrices.append(MatrixRank(names, place.layer, place.kind, place.expert, shape, frobenius, spectral))
+    return Ranks(tuple(matrices), what)
+
+
+def _terms_of(
+    of: Matrices, revision: str | None = None, token: str | bool | None = None
+) -> tuple[Mapping[str, tuple[Term, ...]], Layout, Mapping[str, Any], str]:
+    """What is measured, by canonical name: a vector's terms, or a model's weights as if they were changes from 0."""
+    if isinstance(of, TaskVector):
+        return of, Layout(), {}, of.expression
+    model = open_model(of, revision, token)
+    terms = {name: (Term(1.0, Dense((source,))),) for name, source in model.tensors.items()}
+    return terms, model.layout, model.config, model.name
+
+
+def _order(place: Place) -> tuple[int, int, int]:
+    return place.layer, KINDS.index(place.kind), -1 if place.expert is None else place.expert
+
+
+def _stacks(
+    found: Mapping[str, Place], terms: Mapping[str, tuple[Term, ...]], layout: Layout, config: Mapping[str, Any]
+) -> dict[Place, list[Part]]:
+    """The matrices to measure, each as parts one above the other."""
+    conv1d = layout.conv1d if layout.architecture else None
+    stacks: dict[Place, list[Part]] = {}
+    for name, place in found.items():
+        part = Part(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
+        stacks.setdefault(place, []).append(part)  # gate and up projections meet here
+        if place.kind in ("Q", "K", "V"):
+            stacks.setdefault(Place(place.layer, "QKV"), []).append(part)
+        elif place.kind == "QKV":
+            for kind, rows in (fused_rows(name, part.shape[0], config) or {}).items():
+                own = Part(name, terms[name], part.transposed, tuple(rows))
+                stacks[Place(place.layer, kind)] = [own]
+    # A vector that changes Q and V only has no whole QKV: the change of K is zero, and adds nothing to either norm.
+    return stacks
+
+
+def effective_ranks(
+    of: Matrices,
+    energy: float = 0.9,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    progress: bool | None = None,
+) -> dict[str, int]:
+    """For each matrix how many singular values hold the share `energy` of its squared norm.
+
+    From the factors where there are factors. A dense matrix of full rank takes as long as its compression would.
+    """
+    target = Target(energy=energy)
+    terms, _, _, _ = _terms_of(of, revision, token)
+    matrices = [name for name in terms if len(terms[name][0].delta.shape) == 2]
+    return {name: compress(name, terms[name], target).rank for name in progress_bar(matrices, "Ranks", progress)}
+
+
+@dataclass(frozen=True, eq=False)
+class LargeRows:
+    """The rows (neurons) of an MLP's change: their norms, and which of them are large."""
+
+    name: str
+    layer: int
+    norms: torch.Tensor
+    threshold: float
+
+    @property
+    def index(self) -> torch.Tensor:
+        """The numbers of the large rows."""
+        return (self.norms >= self.threshold).nonzero().flatten()
+
+    @property
+    def share(self) -> float:
+        """How many of the rows are large."""
+        return len(self.index) / len(self.norms)
+
+    @property
+    def energy(self) -> float:
+        """How much of the squared norm they hold."""
+        return (self.norms[self.index].square().sum() / self.norms.square().sum()).item()
+
+
+def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
+    """Which neurons of the MLPs a vector changes much: rows of norm at least `ratio` times the largest row's.
+
+    Corollary 2 of Li et al. (2025): only some rows are large, the others smaller by √(log B / B) for batches of B (0.19
+    for 128), and those can be pruned. Rows are the outputs of the MLP's first matrices, however they are stored.
+    """
+    if not 0 < ratio <= 1:
+        raise BadValueError(f"ratio={ratio} must be in (0, 1].")
+    found = []
+    for name, terms in vector.items():
+        place = place_of(name)
+        if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:
+            continue
+        norms = measure.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name))))
+        found.append(LargeRows(name, place.layer, norms, max(ratio * norms.max().item(), 5e-324)))
+    if not found:
+        raise BadValueError(f"{vector.expression} changes no first matrix of an MLP.")
+    return found

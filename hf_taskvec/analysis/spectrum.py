@@ -1,0 +1,166 @@
+"""The largest singular value of a matrix that is a product of factors, or comes in tiles.
+
+Of factors it is that of a small core. Otherwise a block Krylov method (Musco and Musco 2015) looks for it: in each step
+every tile is read once, for the product with the matrix and with its transpose together.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hf_taskvec.arithmetic import Term, not_finite
+from hf_taskvec.compress import stacked_factors
+from hf_taskvec.delta import LowRank
+from hf_taskvec.measure import tiles_of
+
+_BLOCK = 4  # vectors that go through a tile at once: hardly dearer than one
+_MOST_STEPS = 40
+_ROWS = 64  # of a held matrix in one product and its return: they stay in the cache
+# A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
+_HELD_BYTES = 1 << 28
+
+Tiles = Callable[[], Iterable[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some outputs of a matrix: rows, or columns where it is stored transposed; all of them, if `index` is None."""
+
+    name: str
+    terms: tuple[Term, ...]
+    transposed: bool = False
+    index: tuple[range, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.terms[0].delta.shape
+        outputs, inputs = (columns, rows) if self.transposed else (rows, columns)
+        return (outputs if self.index is None else sum(map(len, self.index)), inputs)
+
+    @property
+    def rank(self) -> int | None:
+        """The width of its factors side by side; None if it is not low-rank."""
+        widths = [term.delta.left.shape[1] for term in self.terms if isinstance(term.delta, LowRank)]
+        return sum(widths) if len(widths) == len(self.terms) else None
+
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = stacked_factors(self.terms)
+        if self.transposed:
+            left, right = right.T, left.T
+        return (left if self.index is None else torch.cat([left[r.start : r.stop] for r in self.index])), right
+
+    def tiles(self) -> Iterator[torch.Tensor]:
+        """Pieces in fp32, each with all inputs; of a transposed matrix, pieces of its transpose with all outputs."""
+        for start, stop, stacked in tiles_of([self.terms], torch.float32):
+            rows = stacked[0]
+            if self.index is None:
+                yield rows
+            elif self.transposed:
+                yield torch.cat([rows[:, r.start : r.stop] for r in self.index], dim=1)
+            else:
+                inside = [range(max(r.start, start), min(r.stop, stop)) for r in self.index]
+                kept = [rows[r.start - start : r.stop - start] for r in inside if len(r)]
+                if kept:
+                    yield torch.cat(kept)
+
+
+def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
+    """The Frobenius and the spectral norm of some parts, one above the other."""
+    ranks = [part.rank for part in parts]
+    if None not in ranks and sum(filter(None, ranks)) < min(_shape(parts)):
+        return _norms_of_factors(parts)
+    transposed = parts[0].transposed
+    whole = _room(parts) if 4 * math.prod(_shape(parts)) <= _HELD_BYTES else None
+    squares, filled = 0.0, 0
+    for tile in _all_tiles(parts):
+        squares += torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
+        if whole is not None:
+            whole[filled : filled + len(tile)] = tile
+            filled += len(tile)
+    if not math.isfinite(squares):
+        raise not_finite(parts[0].name)
+    if squares == 0.0:
+        return 0.0, 0.0
+    # In units of its own norm, so that no square of a tiny change underflows.
+    unit = math.sqrt(squares)
+
+    def tiles() -> Iterable[torch.Tensor]:
+        return _all_tiles(parts) if whole is None else whole.split(_ROWS)
+
+    size = _shape(parts)[0] if transposed else _shape(parts)[1]
+    return unit, _largest(tiles, size, unit, tolerance)
+
+
+def _room(parts: Sequence[Part]) -> torch.Tensor:
+    outputs, inputs = _shape(parts)
+    return torch.empty(inputs, outputs) if parts[0].transposed else torch.empty(outputs, inputs)
+
+
+def _shape(parts: Sequence[Part]) -> tuple[int, int]:
+    return sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+
+def _all_tiles(parts: Sequence[Part]) -> Iterator[torch.Tensor]:
+    """Tiles of the stacked parts with all inputs each; of transposed ones, tiles of the transpose with all outputs."""
+    if not parts[0].transposed or len(parts) == 1:
+        for part in parts:
+            yield from part.tiles()
+        return
+    for pieces in zip(*(part.tiles() for part in parts), strict=True):
+        yield torch.cat(pieces, dim=1)
+
+
+def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
+    """Exactly: `blockdiag(L_1, …) [R_1; …]` has the singular values of a core made of triangular factors."""
+    lefts, rights = zip(*(part.factors() for part in parts), strict=True)
+    left = torch.block_diag(*(torch.linalg.qr(each, mode="r").R for each in lefts))
+    right = torch.linalg.qr(torch.cat(rights).T, mode="r").R
+    core = left @ right.T
+    if not bool(core.isfinite().all()):
+        raise not_finite(parts[0].name)
+    return torch.linalg.matrix_norm(core).item(), torch.linalg.matrix_norm(core, 2).item()
+
+
+def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
+    """The largest singular value, by a growing Krylov space, until a step changes it by less than `tolerance` of it."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.linalg.qr(torch.randn(size, min(_BLOCK, size), generator=generator)).Q
+    basis, images, gram = block, torch.zeros(0), torch.zeros(0, 0, dtype=torch.float64)
+    before, found = 0.0, 0.0
+    for _ in range(_MOST_STEPS):
+        image, back = _both_products(tiles, block, unit)
+        images = torch.cat([images, image], dim=1) if images.numel() else image
+        gram = _bordered(gram, (images.T @ image).double())
+        # Of the matrix within the basis, so never too large.
+        found = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
+        if found - before <= tolerance * found or basis.shape[1] >= size:
+            break
+        before = found
+        grown = back
+        for _ in range(2):  # twice is enough (Kahan): the new block orthogonal to all before
+            grown = grown - basis @ (basis.T @ grown)
+        block = torch.linalg.qr(grown).Q[:, : size - basis.shape[1]]
+        basis = torch.cat([basis, block], dim=1)
+    return found * unit
+
+
+def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A Gram matrix grown by some columns, and by the same rows."""
+    size = new.shape[0]
+    grown = torch.zeros(size, size, dtype=gram.dtype)
+    grown[: len(gram), : len(gram)] = gram
+    grown[:, len(gram) :] = new
+    grown[len(gram) :] = new.T
+    return grown
+
+
+def _both_products(tiles: Tiles, block: torch.Tensor, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A X` and `A' A X`, each tile of A read once."""
+    images, back = [], torch.zeros_like(block)
+    for tile in tiles():
+        image = tile @ block / unit
+        images.append(image)
+        back.addmm_(tile.T, image, alpha=1 / unit)
+    return torch.cat(images), back

@@ -1,0 +1,85 @@
+"""The recipe that reports on a base and its fine-tunes: real (tiny) models, an adapter and a saved vector."""
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from evaluation.tiny import STORY, make_books, make_tokenizer, tiny_llama, train
+from peft import LoraConfig, get_peft_model
+
+from hf_taskvec import TaskVector
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "analyze.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("analyze")
+    tokenizer, books, base = make_tokenizer(), make_books(), tiny_llama()
+    base.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    tuned = train(copy.deepcopy(base), tokenizer, books[:1], 20)
+    tuned.save_pretrained(folder / "full")
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
+    train(get_peft_model(copy.deepcopy(base), config), tokenizer, books[1:], 20, lr=1e-2).save_pretrained(
+        folder / "lora"
+    )
+    (0.5 * TaskVector.from_finetuned(base, tuned)).save(folder / "saved")
+    (folder / "lamps.txt").write_text(STORY[:6000])
+    (folder / "boats.txt").write_text(STORY[6000:12000].replace("lamps", "boats"))
+    return folder
+
+
+def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(RECIPE), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_everything(folder: Path, tmp_path: Path) -> None:
+    texts = [folder / "lamps.txt", folder / "boats.txt"]
+    options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--epochs", folder / "full"]
+    result = analyze(folder / "base", folder / "full", folder / "lora", *options, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "analysis.md").read_text("utf-8")
+    for title in (
+        "The vectors",
+        "Cosines",
+        "Stable ranks",
+        "Epoch by epoch",
+        "Task correlation",
+        "λ from theory",
+        "Gradients",
+    ):
+        assert f"## {title}" in report
+    assert "## Linearity: full and lora" in report and "## Landscape: full and lora" in report
+    shown = re.findall(r"\]\((.+?)\)", report)
+    assert len(shown) == len(set(shown)) == 9
+    for name in shown:
+        assert (tmp_path / name).stat().st_size > 5000 and (tmp_path / name).with_suffix(".svg").exists()
+    assert str(folder) not in report  # no path of the machine
+
+
+def test_weights_alone(folder: Path, tmp_path: Path) -> None:
+    result = analyze(folder / "base", folder / "full", folder / "saved", "--names", "a", "b", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "analysis.md").read_text("utf-8")
+    assert "| a | full fine-tune | dense |" in report and "correlation.png" not in report
+    one = analyze(folder / "base", folder / "lora", "--output", tmp_path / "one")
+    assert one.returncode == 0, one.stderr
+    assert "Cosines need two vectors" in (tmp_path / "one" / "analysis.md").read_text("utf-8")
+
+
+def test_bad_input(folder: Path, tmp_path: Path) -> None:
+    base, full = folder / "base", folder / "full"
+    for arguments, message in [
+        ([full, full, "--names", "a", "a"], "2 different names"),
+        ([full, "--data", tmp_path / "missing.txt"], "no file 'missing.txt'"),
+        ([full, folder / "lora", "--data", folder / "lamps.txt"], "2 files"),
+        ([tmp_path / "nothing"], "neither a folder here nor a Hub id"),
+    ]:
+        result = analyze(base, *arguments, "--output", tmp_path / "out")
+        assert result.returncode == 1 and message in result.stderr and "Traceback" not in result.stderr
+        assert not (tmp_path / "out" / "analysis.md").exists()

@@ -1,0 +1,297 @@
+"""Cosines, ranks and rows against dense fp64, for dense, low-rank and mixed vectors, in every layout."""
+
+import math
+
+import pytest
+import torch
+from hub_server import HubServer
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, TinyModels, make, tensors, tuned_copy
+
+from hf_taskvec import TaskVector
+from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, spectrum, stable_ranks
+from hf_taskvec.analysis.kinds import KINDS, place_of
+from hf_taskvec.delta import tile_rows
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
+
+SHAPES = {
+    "model.layers.0.mlp.fc1.weight": (12, 6),
+    "model.layers.0.self_attn.q_proj.weight": (6, 6),
+    "model.layers.1.mlp.fc2.weight": (6, 12),
+    "model.norm.weight": (6,),
+}
+
+
+def random_vector(seed: int, kind: str, size: float = 1.0) -> TaskVector:
+    """A dense, a low-rank or a mixed vector; the mixed one leaves a parameter out and sums terms."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return size * torch.randn(*shape, generator=generator)
+
+    dense = {n: draw(*s) for n, s in SHAPES.items()}
+    low = {n: (draw(s[0], 2), draw(2, s[1])) for n, s in SHAPES.items() if len(s) == 2}
+    if kind == "dense":
+        return TaskVector.from_tensors(dense, name=f"d{seed}")
+    if kind == "low-rank":
+        return TaskVector.from_tensors(low, name=f"l{seed}")
+    del dense["model.layers.0.mlp.fc1.weight"]
+    both = TaskVector.from_tensors(dense, name=f"d{seed}") - 0.5 * TaskVector.from_tensors(low, name=f"l{seed}")
+    return both + TaskVector.from_tensors(low, name=f"m{seed}")
+
+
+def flat(vector: TaskVector, names: list[str]) -> torch.Tensor:
+    parts = [vector.dense(n, torch.float64) if n in vector else torch.zeros(SHAPES[n]) for n in names]
+    return torch.cat([part.flatten().double() for part in parts])
+
+
+@given(st.lists(st.sampled_from(["dense", "low-rank", "mixed"]), min_size=2, max_size=4), st.integers(0, 100))
+def test_cosines_are_those_of_the_dense_vectors(kinds: list[str], seed: int) -> None:
+    vectors = [random_vector(seed + i, kind) for i, kind in enumerate(kinds)]
+    matrix = cosine_matrix(vectors)
+    groups = {
+        None: list(SHAPES),
+        "0": [n for n in SHAPES if ".0." in n],
+        "1": [n for n in SHAPES if ".1." in n],
+        "outside": ["model.norm.weight"],
+    }
+    for layer, names in groups.items():
+        rows = torch.stack([flat(v, names) for v in vectors])
+        norms = rows.norm(dim=1)
+        expected = (rows @ rows.T) / (norms[:, None] * norms)
+        if layer in (None, *matrix.by_layer):
+            found = matrix.total if layer is None else matrix.by_layer[layer]
+            torch.testing.assert_close(
+                torch.tensor(found, dtype=torch.float64), expected, atol=1e-7, rtol=0, equal_nan=True
+            )
+            own = matrix.norms if layer is None else matrix.layer_norms[layer]
+            torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), norms, atol=1e-6, rtol=1e-6)
+    assert vectors[0].cosine(vectors[1]) == pytest.approx(matrix.total[0][1], abs=1e-12)
+
+
+@given(st.floats(0.01, 100), st.integers(0, 20))
+def test_cosines_do_not_depend_on_scales(scale: float, seed: int) -> None:
+    a, b = random_vector(seed, "mixed"), random_vector(seed + 1, "dense")
+    before = cosine_matrix({"a": a, "b": b})
+    after = cosine_matrix({"a": scale * a, "b": -b})
+    assert after["a", "b"] == after["b", "a"] == pytest.approx(-before["a", "b"], abs=1e-9)
+    assert after.norms[0] == pytest.approx(scale * before.norms[0])
+    assert after["a", "a"] == 1 and abs(after["a", "b"]) <= 1
+
+
+def test_a_base_is_shared_by_many(models: TinyModels) -> None:
+    pair = models.pair("phi")
+    one = pair.vector(name="one")
+    matrix = cosine_matrix([one, -2 * one, one])
+    assert matrix.names == ("one", "-2*one", "one (2)")
+    assert matrix["one", "-2*one"] == pytest.approx(-1, abs=1e-12) and matrix["one", "one (2)"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(models: TinyModels, dtype: torch.dtype) -> None:
+    """They go through fp32: small differences of larger weights."""
+    vector = models.pair("phi", dtype).vector(name="one")
+    other = vector.filter(exclude="*bias") * 0.3
+    part = torch.cat([vector.dense(n, torch.float64).flatten() * (n in other) for n in vector])
+    whole = torch.cat([vector.dense(n, torch.float64).flatten() for n in vector])
+    matrix = cosine_matrix([vector, other])
+    assert matrix.total[0][1] == pytest.approx((part.norm() / whole.norm()).item(), abs=1e-6)
+    assert matrix.norms == pytest.approx([whole.norm().item(), 0.3 * part.norm().item()], rel=1e-6)
+
+
+def test_bad_vectors() -> None:
+    one = random_vector(0, "dense")
+    with pytest.raises(BadValueError, match="two vectors or more, not 1"):
+        cosine_matrix([one])
+    with pytest.raises(BadValueError, match="two vectors or more"):
+        cosine_matrix(one)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="changes nothing"):
+        cosine_matrix({"a": one, "b": one - one})
+    other = TaskVector.from_tensors({"model.norm.weight": torch.ones(7)})
+    with pytest.raises(MismatchError, match="different sizes"):
+        cosine_matrix([one, other])
+    with pytest.raises(MissingNameError, match="Did you mean 'abc'"):
+        cosine_matrix({"abc": one, "b": random_vector(1, "dense")})["abd", "b"]
+
+
+def test_vectors_of_different_architectures(models: TinyModels) -> None:
+    with pytest.raises(MismatchError, match="different architectures"):
+        cosine_matrix([models.pair("phi").vector(), models.pair("gpt2").vector()])
+
+
+# Ranks.
+
+
+def plain_matrices(folder: object, architecture: str) -> dict[tuple[int, str, int | None], torch.Tensor]:
+    """Every matrix by layer and kind, outputs along the rows, put together by hand from the files."""
+    weights = {name: source.read().double() for name, source in tensors(folder).items()}
+    out: dict[tuple[int, str, int | None], torch.Tensor] = {}
+    for layer in range(2):
+        own = {
+            n.split(f".{layer}.", 1)[1]: w for n, w in weights.items() if f"layers.{layer}." in n or f"h.{layer}." in n
+        }
+        own = {n.removesuffix(".weight"): (w.T if architecture == "gpt2" else w) for n, w in own.items() if w.ndim == 2}
+
+        def get(*names: str, own: dict[str, torch.Tensor] = own) -> list[torch.Tensor]:
+            return [w for end in names for n, w in own.items() if n == end or n.endswith("." + end)]
+
+        if architecture == "gpt2":
+            q, k, v = get("c_attn")[0].chunk(3)
+        elif architecture == "phi3":
+            q, k, v = get("qkv_proj")[0].split([16, 16, 16])
+        elif architecture == "gpt_neox":
+            heads = get("query_key_value")[0].view(2, 3, 8, 16)
+            q, k, v = (heads[:, i].reshape(16, 16) for i in range(3))
+        else:
+            q, k, v = (get(f"{letter}_proj")[0] for letter in "qkv")
+        out |= {
+            (layer, "Q", None): q,
+            (layer, "K", None): k,
+            (layer, "V", None): v,
+            (layer, "QKV", None): torch.cat([q, k, v]),
+        }
+        attention = ("o_proj", "out_proj", "self_attn.dense", "attention.dense", "attn.c_proj")
+        out[layer, "O", None] = get(*attention)[0]
+        if architecture in ("phimoe", "mixtral", "qwen3_moe"):
+            first, second = (
+                (("w1", "w3"), "w2") if architecture != "qwen3_moe" else (("gate_proj", "up_proj"), "down_proj")
+            )
+            for expert in range(2):
+                out[layer, "MLP-1", expert] = torch.cat(get(*(f"experts.{expert}.{n}" for n in first)))
+                out[layer, "MLP-2", expert] = get(f"experts.{expert}.{second}")[0]
+        else:
+            names = ("gate_up_proj", "gate_proj", "up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h")
+            out[layer, "MLP-1", None] = torch.cat(get(*names))
+            out[layer, "MLP-2", None] = get("down_proj", "fc2", "fc_out", "mlp.c_proj", "dense_4h_to_h")[0]
+    return out
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_layout(models: TinyModels, architecture: str) -> None:
+    """All seven kinds, fused or separate, from files, from a live model and of a vector."""
+    pair = models.pair(architecture)
+    expected = plain_matrices(pair.base, architecture)
+    for where in (pair.base, make(architecture)):
+        found = stable_ranks(where, tolerance=1e-7)
+        assert {(m.layer, m.kind, m.expert) for m in found.matrices} == set(expected)
+        for m in found.matrices:
+            matrix = expected[m.layer, m.kind, m.expert]
+            assert m.shape == tuple(matrix.shape)
+            assert m.frobenius == pytest.approx(matrix.norm().item(), rel=1e-6)
+            assert m.spectral == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-5)
+    assert found.kinds == list(KINDS)
+    before, after = (plain_matrices(folder, architecture) for folder in (pair.base, pair.tuned))
+    config = make(architecture).config.to_dict()
+    for m in stable_ranks(pair.vector(), config=config, tolerance=1e-7).matrices:
+        change = after[m.layer, m.kind, m.expert] - before[m.layer, m.kind, m.expert]
+        assert m.stable_rank == pytest.approx((change.norm() / torch.linalg.matrix_norm(change, 2)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("held", [0, 1 << 28])
+@pytest.mark.parametrize("shape", [(700, 900), (900, 700), (1100, 3)])
+def test_spectral_norms_of_many_tiles(monkeypatch: pytest.MonkeyPatch, held: int, shape: tuple[int, int]) -> None:
+    """Held or made anew in each step; a flat spectrum is the hard case."""
+    monkeypatch.setattr(spectrum, "_HELD_BYTES", held)
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    assert tile_rows(shape) < shape[0] or shape[1] == 3
+    name = "model.layers.0.self_attn.o_proj.weight"
+    (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=1e-6).matrices
+    assert found.spectral == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-3)
+    assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-6)
+
+
+@given(st.integers(0, 30), st.floats(1e-15, 1e15))
+def test_stable_rank_properties(seed: int, scale: float) -> None:
+    """Between 1 and the root of the smaller side, whatever the scale; 1 exactly for rank 1."""
+    vector = random_vector(seed, "mixed").filter(include="*q_proj*")
+    (one,) = [m for m in stable_ranks(vector).matrices if m.kind == "Q"]
+    (other,) = [m for m in stable_ranks(scale * vector).matrices if m.kind == "Q"]
+    assert one.stable_rank * (1 + 1e-6) >= 1 and one.stable_rank <= math.sqrt(6) * (1 + 1e-6)
+    assert other.stable_rank == pytest.approx(one.stable_rank, rel=1e-4)
+    (flat,) = [m for m in stable_ranks(vector.compress(rank=1)).matrices if m.kind == "Q"]
+    assert flat.stable_rank == pytest.approx(1, abs=1e-6)
+
+
+def test_low_rank_norms_are_exact_and_so_are_those_of_stacks() -> None:
+    torch.manual_seed(0)
+    names = [f"model.layers.0.self_attn.{letter}_proj.weight" for letter in "qkv"]
+    factors = {name: (torch.randn(40, 3), torch.randn(3, 30)) for name in names}
+    vector = TaskVector.from_tensors(factors)
+    found = {m.kind: m for m in stable_ranks(vector).matrices}
+    stacked = torch.cat([vector.dense(name, torch.float64) for name in names])
+    assert found["QKV"].spectral == pytest.approx(torch.linalg.matrix_norm(stacked, 2).item(), rel=1e-12)
+    assert found["QKV"].frobenius == pytest.approx(stacked.norm().item(), rel=1e-12)
+
+
+def test_harmonic_mean() -> None:
+    found = stable_ranks(random_vector(0, "dense"))
+    chosen = [m.stable_rank for m in found.matrices if m.kind in ("QKV", "MLP-1", "MLP-2")]
+    assert found.harmonic_mean() == pytest.approx(len(chosen) / sum(1 / r for r in chosen))
+    assert found.harmonic_mean(["MLP-2"]) == found.of_kind("MLP-2")[0].stable_rank
+    with pytest.raises(BadValueError, match="no matrix of the kinds O"):
+        found.harmonic_mean(["O"])
+
+
+def test_effective_ranks() -> None:
+    torch.manual_seed(0)
+    u, v = torch.linalg.qr(torch.randn(20, 5)).Q, torch.linalg.qr(torch.randn(15, 5)).Q
+    values = torch.tensor([10.0, 5.0, 1.0, 0.5, 0.1])
+    matrix = (u * values) @ v.T
+    for given_as in (matrix, (u * values, v.T.contiguous())):
+        vector = TaskVector.from_tensors({"w": given_as})
+        for energy in (0.5, 0.9, 0.99, 0.9999):
+            shares = values.square().cumsum(0) / values.square().sum()
+            expected = int((shares < energy).sum()) + 1
+            assert effective_ranks(vector, energy) == {"w": expected}
+
+
+@pytest.mark.parametrize("kind", ["dense", "low-rank"])
+def test_large_rows(kind: str) -> None:
+    vector = random_vector(0, kind)
+    name = "model.layers.0.mlp.fc1.weight"
+    (found,) = large_rows(vector, ratio=0.6)
+    norms = vector.dense(name, torch.float64).norm(dim=1)
+    torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=1e-6)
+    expected = norms >= 0.6 * norms.max()
+    assert found.index.tolist() == expected.nonzero().flatten().tolist()
+    assert found.share == pytest.approx(expected.double().mean().item())
+    assert found.energy == pytest.approx((norms[expected].square().sum() / norms.square().sum()).item())
+
+
+def test_large_rows_of_a_transposed_layer() -> None:
+    model = make("gpt2")
+    vector = TaskVector.from_finetuned(model, tuned_copy(model))
+    first = large_rows(vector)[0]
+    torch.testing.assert_close(first.norms, vector.dense(first.name, torch.float64).norm(dim=0))
+
+
+def test_bad_matrices() -> None:
+    with pytest.raises(BadValueError, match="known by its name"):
+        stable_ranks(TaskVector.from_tensors({"w": torch.ones(2, 2)}))
+    with pytest.raises(BadValueError, match="tolerance=0"):
+        stable_ranks(random_vector(0, "dense"), tolerance=0)
+    with pytest.raises(BadValueError, match="no first matrix of an MLP"):
+        large_rows(TaskVector.from_tensors({"w": torch.ones(2, 2)}))
+    with pytest.raises(BadValueError, match="ratio"):
+        large_rows(random_vector(0, "dense"), ratio=0)
+    with pytest.raises(BadValueError, match="NaN"):
+        stable_ranks(TaskVector.from_tensors({"layers.0.mlp.fc1.weight": torch.full((2, 2), float("nan"))}))
+    zero = stable_ranks(TaskVector.from_tensors({"layers.0.mlp.fc1.weight": torch.zeros(2, 2)})).matrices[0]
+    assert math.isnan(zero.stable_rank)
+
+
+def test_from_the_hub(hub: HubServer, models: TinyModels) -> None:
+    """Files only: no model is loaded."""
+    pair = models.pair("phi")
+    for name, folder in (("me/base", pair.base), ("me/tuned", pair.tuned)):
+        hub.add_repo(name, {path.name: path.read_bytes() for path in folder.iterdir()})
+    assert stable_ranks("me/base").matrices == stable_ranks(pair.base).matrices
+    vector = TaskVector.from_finetuned("me/base", "me/tuned", name="hub")
+    assert cosine_matrix({"hub": vector, "folder": pair.vector()})["hub", "folder"] == pytest.approx(1)
+
+
+def test_what_is_no_matrix_of_a_layer() -> None:
+    for name in ("lm_head.weight", "model.layers.0.input_layernorm.weight", "model.layers.1.mlp.gate.weight"):
+        assert place_of(name) is None

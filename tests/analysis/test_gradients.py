@@ -1,0 +1,202 @@
+"""Gradient vectors against a plain gradient step, distributed or not; alignment against dense fp64."""
+
+import copy
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from analysis.samples import rows
+from tiny import DENSE, make, tuned_copy
+
+from hf_taskvec import TaskVector
+from hf_taskvec.analysis import gradient_alignment
+from hf_taskvec.errors import BadValueError, UnsupportedError
+
+WHOLLY_DOUBLE = ["phi", "gpt2", "gpt_neox", "opt"]
+
+
+def plain_step(model: torch.nn.Module, data: list[list[int]], lr: float) -> torch.nn.Module:
+    """One step of SGD on the mean loss over all tokens, row by row."""
+    model = copy.deepcopy(model)
+    losses = []
+    for row in data:
+        logits = model(torch.tensor([row])).logits[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
+    (sum(losses) / sum(len(row) - 1 for row in data)).backward()
+    torch.optim.SGD(model.parameters(), lr).step()
+    return model
+
+
+@pytest.mark.parametrize("architecture", DENSE)
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_one_epoch_of_gradient_descent(architecture: str, batch_size: int) -> None:
+    model = make(architecture).double()
+    before = copy.deepcopy(model.state_dict())
+    expected = TaskVector.from_finetuned(model, plain_step(model, rows(0), 0.5))
+    found = TaskVector.from_gradient(model, rows(0), 0.5, batch_size=batch_size)
+    # Some architectures compute norms, attention or positions in fp32, whatever the weights are in.
+    close = {"atol": 1e-12, "rtol": 1e-9} if architecture in WHOLLY_DOUBLE else {"atol": 1e-6, "rtol": 1e-4}
+    for name in expected:
+        torch.testing.assert_close(found.dense(name, torch.float64), expected.dense(name, torch.float64), **close)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert "lr=0.5" in found.provenance.origins[0].how
+
+
+def test_task_arithmetic_is_multi_task_learning() -> None:
+    """θ_0 + α Σ τ_t equals one step of size αη on the sum of the losses."""
+    model, alpha, rate = make("llama").double(), 0.4, 0.3
+    tasks = [rows(0), rows(1)]
+    both = alpha * sum(TaskVector.from_gradient(model, data, rate) for data in tasks)
+    joint = sum(TaskVector.from_gradient(model, data, alpha * rate) for data in tasks)
+    for name in joint:
+        torch.testing.assert_close(
+            both.dense(name, torch.float64), joint.dense(name, torch.float64), atol=1e-15, rtol=1e-12
+        )
+
+
+def test_it_is_linear_in_the_learning_rate_and_ignores_frozen_weights() -> None:
+    model = make("phi")
+    one = TaskVector.from_gradient(model, rows(0), 1.0)
+    model.lm_head.requires_grad_(False)
+    other = TaskVector.from_gradient(model, rows(0), 2.0)
+    assert "lm_head.weight" in one and "lm_head.weight" not in other
+    name = "model.layers.0.mlp.fc1.weight"
+    torch.testing.assert_close(other.dense(name), 2 * one.dense(name), atol=1e-7, rtol=1e-5)
+    assert other.cosine(one, name) == pytest.approx(1)
+
+
+def test_sixteen_bits_are_accumulated_in_thirty_two() -> None:
+    vector = TaskVector.from_gradient(make("phi", torch.bfloat16), rows(0), 1.0)
+    assert {source.dtype for source in vector.sources} == {torch.float32}
+
+
+SCRIPT = """
+import sys, torch
+from analysis.samples import rows
+from tiny import make
+from hf_taskvec import TaskVector
+vector = TaskVector.from_gradient(make("phi"), rows(0), 1.0, batch_size=2)
+from accelerate import PartialState
+state = PartialState()
+print(f"processes {state.num_processes}")
+if state.is_main_process:
+    vector.save(sys.argv[1])
+state.wait_for_everyone()
+"""
+
+
+def test_two_processes_share_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    here = Path(__file__).resolve().parent
+    monkeypatch.setenv("PYTHONPATH", f"{here.parents[1]}:{here.parent}")
+    launch = [
+        Path(sys.executable).parent / "accelerate",
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += [
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        script,
+        tmp_path / "vector",
+    ]
+    result = subprocess.run(list(map(str, launch)), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("processes 2") == 2
+    found, expected = TaskVector.load(tmp_path / "vector"), TaskVector.from_gradient(make("phi"), rows(0), 1.0)
+    assert set(found) == set(expected)
+    for name in expected:
+        torch.testing.assert_close(found.dense(name), expected.dense(name), atol=1e-6, rtol=1e-5)
+
+
+def test_bad_gradients() -> None:
+    model = make("phi")
+    with pytest.raises(BadValueError, match="lr=0"):
+        TaskVector.from_gradient(model, rows(0), 0)
+    with pytest.raises(BadValueError, match="the data is empty"):
+        TaskVector.from_gradient(model, [], 0.1)
+    with pytest.raises(BadValueError, match="no next token"):
+        TaskVector.from_gradient(model, [[3], [4]], 0.1)
+    with pytest.raises(BadValueError, match="requires a gradient"):
+        TaskVector.from_gradient(make("phi").requires_grad_(False), rows(0), 0.1)
+    with pytest.raises(UnsupportedError, match="experts fused"):
+        TaskVector.from_gradient(make("mixtral", num_experts_per_tok=2), rows(0), 0.1)
+
+
+# Alignment.
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().double().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[torch.nn.Module, list[torch.nn.Module]]:
+    """Four epochs of real gradient descent."""
+    base = make("phi").double()
+    path = [base]
+    for _ in range(4):
+        path.append(plain_step(path[-1], rows(0), 0.2))
+    return base, path[1:]
+
+
+def test_alignment_is_that_of_the_dense_updates(run, tmp_path: Path) -> None:
+    base, epochs = run
+    gradient = TaskVector.from_gradient(base, rows(0), 0.7)
+    found = gradient_alignment([TaskVector.from_finetuned(base, model) for model in epochs], gradient)
+    weights = [flat(model) for model in (base, *epochs)]
+    updates = [later - earlier for earlier, later in pairwise(weights)]
+    norms = torch.stack([update.norm() for update in updates])
+    assert found.shares == pytest.approx((norms / norms.sum()).tolist(), rel=1e-9)
+    assert sum(found.shares) == pytest.approx(1)
+
+    def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+        return (a @ b / (a.norm() * b.norm())).item()
+
+    down = flat(plain_step(base, rows(0), 1.0)) - weights[0]
+    assert found.with_first == pytest.approx([cosine(updates[0], update) for update in updates], abs=1e-9)
+    assert found.update_with_gradient == pytest.approx([cosine(down, update) for update in updates], abs=1e-9)
+    assert found.vector_with_gradient == pytest.approx(
+        [cosine(down, after - weights[0]) for after in weights[1:]], abs=1e-9
+    )
+    assert found.with_first[0] == pytest.approx(1, abs=1e-12) and found.vector_with_gradient[0] == pytest.approx(
+        1, abs=1e-9
+    )
+
+    folders = []
+    for number, model in enumerate((base, *epochs)):
+        folders.append(tmp_path / str(number))
+        model.save_pretrained(folders[-1])
+    from_files = gradient_alignment(folders[1:], gradient, base=folders[0])
+    assert from_files.shares == pytest.approx(found.shares, rel=1e-9)
+    without = gradient_alignment([2 * TaskVector.from_finetuned(base, model) for model in epochs])
+    assert without.vector_with_gradient is None and without.shares == pytest.approx(found.shares)
+
+
+def test_bad_epochs(run, tmp_path: Path) -> None:
+    base, epochs = run
+    vector = TaskVector.from_finetuned(base, epochs[0])
+    with pytest.raises(BadValueError, match="one epoch at least"):
+        gradient_alignment([])
+    with pytest.raises(BadValueError, match="need base="):
+        gradient_alignment([tmp_path])
+    with pytest.raises(BadValueError, match="epoch 2 changed nothing"):
+        gradient_alignment([vector, vector])
+    other = TaskVector.from_finetuned(make("gpt2"), tuned_copy(make("gpt2")))
+    with pytest.raises(ValueError, match="different architectures"):
+        gradient_alignment([vector], other)

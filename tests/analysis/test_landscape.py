@@ -1,0 +1,125 @@
+"""The loss landscape against models edited by hand; resuming; and that nothing of it stays in the model."""
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from analysis.samples import edited, rows
+from tiny import make, tuned_copy
+
+from hf_taskvec import TaskVector
+from hf_taskvec.analysis import forward, landscape, loss_landscape
+from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
+
+
+@pytest.fixture(scope="module")
+def trio() -> tuple[torch.nn.Module, ...]:
+    base = make("phi")
+    return base, tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
+
+
+@pytest.fixture(scope="module")
+def vectors(trio) -> list[TaskVector]:
+    return [TaskVector.from_finetuned(trio[0], model, name=name) for model, name in zip(trio[1:], "ab", strict=True)]
+
+
+def plain_loss(model: torch.nn.Module, data: list[list[int]]) -> float:
+    total = 0.0
+    for row in data:
+        with torch.no_grad():
+            logits = model(torch.tensor([row])).logits[0, :-1].double()
+        total += torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum").item()
+    return total / sum(len(row) - 1 for row in data)
+
+
+def test_every_point_is_the_edited_models_loss(trio, vectors) -> None:
+    base, one, other = trio
+    before = copy.deepcopy(base.state_dict())
+    data = {"x": rows(0), "y": rows(1)}
+    found = loss_landscape(base, *vectors, data, size=3, margin=0.0, batch_size=3)
+    assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
+    a, b = (torch.cat([vector.dense(n, torch.float64).flatten() for n in vectors[0]]) for vector in vectors)
+    u = a / a.norm()
+    v = b - (b @ u) * u
+    v = v / v.norm()
+    assert found.points["a"] == pytest.approx((a.norm().item(), 0.0))
+    assert found.points["b"] == pytest.approx(((b @ u).item(), (b @ v).item()), abs=1e-9)
+    for i, x in enumerate(found.x):
+        for j, y in enumerate(found.y):
+            # x u + y v in terms of the two vectors, by least squares
+            basis = torch.stack([a, b], dim=1)
+            scales = torch.linalg.lstsq(basis, (x * u + y * v)[:, None]).solution.flatten().tolist()
+            model = edited(base, (scales[0], one), (scales[1], other))
+            for name, each in data.items():
+                assert found.losses[name][j][i] == pytest.approx(plain_loss(model, each), abs=1e-4)
+
+
+def test_the_three_models_are_on_the_plane(trio, vectors) -> None:
+    """θ_0 lies at a corner of the grid's own box, whatever the margin."""
+    found = loss_landscape(trio[0], *vectors, rows(0), size=2, margin=0.0)
+    assert (found.x[0], found.y[0]) == pytest.approx((min(0.0, found.points["b"][0]), 0.0))
+    wide = loss_landscape(trio[0], *vectors, rows(0), size=2, margin=0.5)
+    assert wide.x[1] - wide.x[0] == pytest.approx(2 * (found.x[1] - found.x[0]))
+
+
+def test_an_interrupted_run_continues(trio, vectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, calls = trio[0], []
+    whole = loss_landscape(base, *vectors, rows(0), size=3)
+    before = copy.deepcopy(base.state_dict())
+
+    def counting(*args: object) -> float:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return forward.mean_loss(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(landscape, "mean_loss", counting)
+    with pytest.raises(KeyboardInterrupt):
+        loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
+    assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
+    with (tmp_path / "landscape.jsonl").open("a") as file:
+        file.write('{"x": 1, "y"')  # killed while writing
+    again = loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
+    assert len(calls) == 5 + 9 - 4 and again == whole
+    assert loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path) == whole and len(calls) == 10
+    with pytest.raises(OutputError, match="another model, vectors, data or grid"):
+        loss_landscape(base, *vectors, rows(1), size=3, output=tmp_path)
+    (tmp_path / "landscape.jsonl").write_text("no json\n")
+    with pytest.raises(CorruptFileError, match="remove it"):
+        loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
+
+
+def test_low_rank_vectors_may_be_attached(trio) -> None:
+    torch.manual_seed(0)
+    name = "model.layers.0.mlp.fc1.weight"
+    vectors = [TaskVector.from_tensors({name: (torch.randn(32, 2), torch.randn(2, 16))}, name=n) for n in "ab"]
+    merged, attached = (loss_landscape(trio[0], *vectors, rows(0), size=2, merge=merge) for merge in (True, False))
+    for one, other in zip(merged.losses["data"], attached.losses["data"], strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_bad_input(trio, vectors, tmp_path: Path) -> None:
+    base = trio[0]
+    with pytest.raises(BadValueError, match="parallel"):
+        loss_landscape(base, vectors[0], -2 * vectors[0], rows(0))
+    with pytest.raises(BadValueError, match="size=1"):
+        loss_landscape(base, *vectors, rows(0), size=1)
+    with pytest.raises(BadValueError, match="margin=-1"):
+        loss_landscape(base, *vectors, rows(0), margin=-1)
+    with pytest.raises(BadValueError, match="x is empty"):
+        loss_landscape(base, *vectors, {"x": []})
+    with pytest.raises(BadValueError, match="the data is empty"):
+        loss_landscape(base, *vectors, {})
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError):
+        loss_landscape(base, *vectors, rows(0), size=2, output=tmp_path / "file")
+
+
+def test_the_loss_is_that_of_transformers() -> None:
+    model, data = make("gpt2"), [row for row in rows(0) if len(row) == len(rows(0)[0])]
+    ids = torch.tensor(data)
+    with torch.no_grad():
+        expected = model(ids, labels=ids).loss.item()
+    assert math.isclose(forward.mean_loss(model, data, 2), expected, rel_tol=1e-5)

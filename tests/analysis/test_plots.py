@@ -1,0 +1,79 @@
+"""Every figure becomes a PNG and an SVG, labelled, and the same bytes each time."""
+
+import re
+
+import pytest
+import torch
+from analysis.samples import rows
+from tiny import make, tuned_copy
+
+from hf_taskvec import TaskVector
+from hf_taskvec.analysis import (
+    Alignment,
+    CorrelationMatrix,
+    cosine_matrix,
+    cross_task_linearity,
+    loss_landscape,
+    recommend_scales,
+    stable_ranks,
+)
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.figures import render
+
+
+@pytest.fixture(scope="module")
+def figures():
+    base = make("phi")
+    fox, clock = (
+        TaskVector.from_finetuned(base, tuned_copy(base, 0.05, seed=s), name=n) for s, n in ((1, "fox"), (2, "clock"))
+    )
+    cosines = cosine_matrix([fox, clock])
+    return {
+        "correlation": CorrelationMatrix(("fox", "clock"), ((1.0, -0.25), (-0.25, 1.0)), "last pooling").figure,
+        "transfer": recommend_scales(gammas=(0.792, -0.637), margin=0.2).transfer.figure,
+        "cosines": cosines.figure,
+        "layers": cosines.layer_figure,
+        "ranks": stable_ranks(base).figure,
+        "linearity": cross_task_linearity(base, fox, clock, rows(0)).figure,
+        "alignment": Alignment((0.6, 0.3, 0.1), (1.0, 0.9, 0.8), (0.7, 0.6, 0.5), (0.7, 0.7, 0.65)).figure,
+        "landscape": loss_landscape(base, fox, clock, {"fox": rows(0), "clock": rows(1)}, size=4).figure,
+    }
+
+
+EXPECTED = {
+    "correlation": ["Task correlation", "fox", "−0.25"],
+    "transfer": ["λ of task 1", "λ of task 2", "closed form"],
+    "cosines": ["Cosine between task vectors", "clock"],
+    "layers": ["layer", "Frobenius norm", "outside"],
+    "ranks": ["stable rank", "QKV", "MLP-2"],
+    "linearity": ["coefficient", "addition", "negation of fox", "layer"],
+    "alignment": ["epoch", "cosine"],
+    "landscape": ["loss on fox", "along the first vector", "across it"],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_figure(figures, name: str) -> None:
+    files = render({name: figures[name]})
+    assert files == render({name: figures[name]})
+    assert files[f"{name}.png"].startswith(b"\x89PNG")
+    drawn = files[f"{name}.svg"].decode()
+    # Text is drawn as outlines; matplotlib writes what it says beside it, as a comment.
+    said = " ".join(re.findall(r"<!-- (.+?) -->", drawn))
+    for label in EXPECTED[name]:
+        assert label in said
+
+
+def test_a_region_of_three_tasks_has_no_plane() -> None:
+    with pytest.raises(BadValueError, match="for two tasks, not for 3"):
+        recommend_scales(gammas=(0.5, 0.4, 0.3)).transfer.figure()
+
+
+def test_values_that_are_not_there_are_drawn_as_gaps() -> None:
+    """A layer that one vector leaves alone has no cosine."""
+    name = "model.layers.{}.mlp.fc1.weight"
+    one = TaskVector.from_tensors({name.format(0): torch.eye(3), name.format(1): torch.eye(3)}, name="one")
+    other = TaskVector.from_tensors({name.format(0): torch.eye(3)}, name="other")
+    cosines = cosine_matrix([one, other])
+    assert cosines.by_layer["1"][0][1] != cosines.by_layer["1"][0][1]  # nan
+    assert len(render({"layers": cosines.layer_figure})) == 2

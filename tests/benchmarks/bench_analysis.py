@@ -1,0 +1,186 @@
+"""Analysing task vectors of Phi-1.5's size: cosines and stable ranks beside the time of reading the files.
+
+    python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory]
+
+Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a process of
+its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the CPU time beside them says more on a
+busy machine. Adapters have all 24 layers, whatever the models have.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench_apply import CONFIG, Watch, clear, command, make_adapter, make_model
+
+COUNT = 4
+
+
+def make_inputs(folder: Path, layers: int) -> None:
+    from hf_taskvec.names import layout_of_config
+
+    config = {**CONFIG, "num_hidden_layers": layers}
+    shapes = layout_of_config(config).shapes
+    make_model(folder / "base", config, shapes, seed=0)
+    for number in range(COUNT):
+        make_model(folder / f"tuned{number}", config, shapes, seed=1 + number, base=folder / "base")
+    whole = layout_of_config({**CONFIG, "num_hidden_layers": 24}).shapes
+    for number in range(COUNT):
+        make_adapter(folder / f"adapter{number}", folder / "whole", whole, seed=10 + number)
+    (folder / "whole").mkdir()
+    (folder / "whole" / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 24}))
+
+
+# The jobs.
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    start = time.process_time()
+    with Watch():
+        yield
+    print(json.dumps({"cpu": time.process_time() - start}))
+
+
+def job_dense_cosines(folder: str) -> None:
+    from hf_taskvec import TaskVector
+    from hf_taskvec.analysis import cosine_matrix
+
+    base = Path(folder) / "base"
+    vectors = [TaskVector.from_finetuned(base, Path(folder) / f"tuned{n}", name=f"v{n}") for n in range(COUNT)]
+    with watched():
+        cosine_matrix(vectors, progress=False)
+
+
+def job_one_pass(folder: str) -> None:
+    """What it takes to make one dense vector's numbers and square them."""
+    from hf_taskvec import TaskVector
+
+    vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
+    with watched():
+        vector.norm()
+
+
+def job_factor_cosines(folder: str) -> None:
+    from hf_taskvec import TaskVector
+    from hf_taskvec.analysis import cosine_matrix
+
+    vectors = [TaskVector.from_adapter(Path(folder) / f"adapter{n}", name=f"v{n}") for n in range(COUNT)]
+    with watched():
+        cosine_matrix(vectors, progress=False)
+
+
+def job_model_ranks(folder: str) -> None:
+    from hf_taskvec.analysis import stable_ranks
+
+    with watched():
+        stable_ranks(Path(folder) / "base", progress=False)
+
+
+def job_vector_ranks(folder: str) -> None:
+    from hf_taskvec import TaskVector
+    from hf_taskvec.analysis import stable_ranks
+
+    vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
+    with watched():
+        stable_ranks(vector, progress=False)
+
+
+def job_factor_ranks(folder: str) -> None:
+    from hf_taskvec import TaskVector
+    from hf_taskvec.analysis import stable_ranks
+
+    vector = TaskVector.from_adapter(Path(folder) / "adapter0")
+    with watched():
+        stable_ranks(vector, progress=False)
+
+
+def job_accuracy(folder: str) -> None:
+    """How far some spectral norms are from LAPACK's: random weights, whose flat spectrum is the hardest."""
+    import torch
+
+    from hf_taskvec.analysis import stable_ranks
+    from hf_taskvec.checkpoint import open_checkpoint
+
+    ranks = stable_ranks(Path(folder) / "base", progress=False)
+    tensors = open_checkpoint(Path(folder) / "base").tensors
+    errors = []
+    for matrix in [m for m in ranks.matrices if m.layer == 0 and m.kind in ("Q", "O", "MLP-1", "MLP-2")]:
+        exact = torch.linalg.matrix_norm(tensors[matrix.names[0]].read().float(), 2).item()
+        errors.append(abs(matrix.spectral / exact - 1))
+    print(json.dumps({"worst": max(errors)}))
+
+
+def run(job: str, folder: Path, times: int = 1) -> dict[str, float]:
+    """The quickest of some runs."""
+    found = []
+    for _ in range(times):
+        result = subprocess.run(
+            [sys.executable, __file__, "--job", job, str(folder)], check=True, capture_output=True, text=True
+        )
+        lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+        found.append({key: value for line in lines for key, value in line.items()})
+    return min(found, key=lambda each: each.get("cpu", 0.0))
+
+
+def report(folder: Path, layers: int) -> None:
+    make_inputs(folder, layers)
+    size = (folder / "base" / "model.safetensors").stat().st_size / 1e9
+    print(f"\nModels of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB each; files in {folder.parent}.\n")
+    files = " ".join(
+        str(folder / name / "model.safetensors") for name in ("base", *(f"tuned{n}" for n in range(COUNT)))
+    )
+    reading = min(command(["sh", "-c", f"cat {files} > /dev/null"]) for _ in range(2))
+    one = run("one_pass", folder)
+    print("| what | time | CPU time | beside | peak anonymous memory |\n|---|---|---|---|---|")
+
+    def row(what: str, found: dict[str, float], beside: str) -> None:
+        print(
+            f"| {what} | {found['seconds']:.2f} s | {found['cpu']:.2f} s | {beside} | {found['memory']:.0f} MB |",
+            flush=True,
+        )
+
+    row("norm of one dense vector: one pass over two files", one, "")
+    dense = run("dense_cosines", folder)
+    ratio = dense["cpu"] / one["cpu"]
+    row(
+        f"cosine matrix of {COUNT} dense vectors",
+        dense,
+        f"{ratio:.1f}× one norm; `cat` of the {COUNT + 1} files: {reading:.1f} s",
+    )
+    row(f"cosine matrix of {COUNT} rank-32 vectors", run("factor_cosines", folder, 2), "")
+    for what, job in (("the model", "model_ranks"), ("a dense vector", "vector_ranks")):
+        found = run(job, folder)
+        row(f"stable ranks of {what}, all matrices", found, f"{found['cpu'] / one['cpu']:.1f}× one norm")
+    row("stable ranks of a rank-32 vector, all matrices", run("factor_ranks", folder), "")
+    worst = run("accuracy", folder)["worst"]
+    print(
+        f"\nSpectral norms of random matrices, the slowest to converge, are at most {worst:.1e} (relative) from LAPACK's."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=24, help="layers of the model (24 as Phi-1.5 has)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the files go")
+    parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        globals()[f"job_{options.job[0]}"](options.job[1])
+        return
+    folder = options.folder / "hf_taskvec_analysis_benchmark"
+    clear(folder)
+    try:
+        report(folder, options.layers)
+    finally:
+        clear(folder)
+
+
+if __name__ == "__main__":
+    main()
