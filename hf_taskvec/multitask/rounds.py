@@ -127,17 +127,11 @@ def run_rounds(
     )
     if not same_everywhere([key]):
         raise BadValueError("the base differs between processes: load the same model in each of them.")
-    run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds * steps_per_round, progress)
+    run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
     center, trace = together(accelerator, lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
     for number in range(len(trace.rounds), rounds):
-        last = number + 1 == rounds
-        tuned, losses = {}, {}
-        for task in blocks:
-            worker.put(center)
-            losses[task] = run.train(task, number)
-            tuned[task] = worker.take()
-            if last:
-                worker.vector(base, tasks[task].name).save(folder / TASKS / tasks[task].name, overwrite=True)
+        # A task that fails in one process fails in all: none waits for its weights.
+        tuned, losses = together(accelerator, partial(run.tune, center, number, folder, base)) or ({}, {})
         center, found = run.merge_updates(center, tuned)
         means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
@@ -180,13 +174,24 @@ class _Run:
     blocks: Mapping[int, Blocks]
     merge: Merge
     steps: int
-    total: int
+    rounds: int
     progress: bool | None
 
-    def train(self, task: int, number: int) -> list[float]:
-        """One round of one task of this process."""
-        done, seed = number * self.steps, mix(self.worker.settings.seed, task)
-        return self.worker.train(self.blocks[task], seed, done, done + self.steps, self.total, self.progress)
+    def tune(
+        self, center: Weights, number: int, folder: Path, base: Any
+    ) -> tuple[dict[int, Weights], dict[int, list[float]]]:
+        """One round of this process's tasks: their weights and losses. After the last one their vectors are saved."""
+        worker, done, total = self.worker, number * self.steps, self.rounds * self.steps
+        tuned, losses = {}, {}
+        for task, blocks in self.blocks.items():
+            worker.put(center)
+            seed = mix(worker.settings.seed, task)
+            losses[task] = worker.train(blocks, seed, done, done + self.steps, total, self.progress)
+            tuned[task] = worker.take()
+            if number + 1 == self.rounds:
+                name = self.tasks[task].name
+                worker.vector(base, name).save(folder / TASKS / name, overwrite=True)
+        return tuned, losses
 
     def merge_updates(self, center: Weights, tuned: Mapping[int, Weights]) -> tuple[Weights, dict[str, Any]]:
         """The shared weights after a round, and the geometry of what was merged: one unit after the other.

@@ -150,9 +150,10 @@ class Worker:
         return self._factored(unit, terms)
 
     def _factored(self, unit: str, terms: tuple[Term, ...]) -> tuple[tuple[torch.Tensor, ...], float, float]:
-        """Factors of LoRA's rank for a sum: the nearest ones, with zeros where it has a smaller rank."""
-        shapes = [self._trained[name].shape for name in self.units[unit]]
-        a, b = (torch.zeros(shape) for shape in shapes)
+        """Factors of LoRA's rank for a sum: the nearest ones. A direction that it does not need is as LoRA starts: with
+        zeros in B alone, so that it can still be learnt."""
+        a, b = (self.start[name].clone() for name in self.units[unit])
+        b.zero_()
         kept = TaskVector({unit: terms}).get(unit, ())  # like terms folded
         size = measure.dot(unit, kept, kept)
         if size <= 0.0:
