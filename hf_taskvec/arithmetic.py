@@ -185,7 +185,11 @@ class Sum:
         return round_once(self._accumulate(_buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
 
     def _add_at_once(self, out: torch.Tensor, start: int, stop: int) -> None:
-        """Two stored tensors, added by torch's own 16-bit kernel: in fp32, rounded once, in one pass."""
+        """Two stored tensors, added by torch's own 16-bit kernels: in fp32, rounded once, in one pass.
+
+        `2a - b`, which is `base - τ`, is a `lerp`, computed as `b - 2 (b - a)`. Where the inner difference needs more
+        than 24 bits, one of the two numbers is too small to move the other's last bit, so its rounding does not show.
+        """
         ready = self._prepared or self._prepare()
         (first, a), (second, b) = (
             (c, (tensor[start:stop] if self.shape else tensor).to(self.device)) for c, tensor in ready.folded
@@ -194,6 +198,10 @@ class Sum:
             torch.add(a, b, alpha=second, out=out)
         elif second == 1.0:
             torch.add(b, a, alpha=first, out=out)
+        elif (first, second) == (2.0, -1.0):
+            torch.lerp(a, b, -1.0, out=out)
+        elif (first, second) == (-1.0, 2.0):
+            torch.lerp(b, a, -1.0, out=out)
         else:
             torch.add(torch.mul(a, first, out=out), b, alpha=second, out=out)
 

@@ -133,7 +133,7 @@ class StoredTensor(Source):
     def read(self) -> torch.Tensor:
         return self.file.tensor(self.name)
 
-    @property
+    @cached_property
     def identity(self) -> str:
         sampled = hashlib.sha256(samples(self.read())).hexdigest()
         return f"{sampled}|{self.file.stamp}|{self.name}"

@@ -96,12 +96,11 @@ class Bootstrap:
         return self.interval(mean(values, geometric) - mean(baseline, geometric), spread)
 
     def relative(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval | None:
-        """The change of the mean as a share of the baseline's, paired; `None` if the baseline's is 0."""
-        before = mean(baseline, geometric)
-        if before == 0:
-            return None
-        below = self.means(baseline, geometric)
+        """The change of the mean as a share of the baseline's, paired; `None` if that is 0, or in every resampling."""
+        before, below = mean(baseline, geometric), self.means(baseline, geometric)
         usable = below != 0  # all the passages with a score may be missing from a resampling
+        if before == 0 or not usable.any():
+            return None
         ratios = self.means(values, geometric)[usable] / below[usable] - 1
         return self.interval(mean(values, geometric) / before - 1, ratios)
 

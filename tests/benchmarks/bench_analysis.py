@@ -2,21 +2,17 @@
 
     python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory]
 
-Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a process of
-its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the CPU time beside them says more on a
-busy machine. Adapters have all 24 layers, whatever the models have.
+Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a process
+of its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the CPU time
+beside them says more on a busy machine. Adapters have all 24 layers, whatever the models have.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+import bench_apply
 from bench_apply import CONFIG, Watch, clear, command, make_adapter, make_model
 
 COUNT = 4
@@ -40,21 +36,13 @@ def make_inputs(folder: Path, layers: int) -> None:
 # The jobs.
 
 
-@contextmanager
-def watched() -> Iterator[None]:
-    start = time.process_time()
-    with Watch():
-        yield
-    print(json.dumps({"cpu": time.process_time() - start}))
-
-
 def job_dense_cosines(folder: str) -> None:
     from hf_taskvec import TaskVector
     from hf_taskvec.analysis import cosine_matrix
 
     base = Path(folder) / "base"
     vectors = [TaskVector.from_finetuned(base, Path(folder) / f"tuned{n}", name=f"v{n}") for n in range(COUNT)]
-    with watched():
+    with Watch():
         cosine_matrix(vectors, progress=False)
 
 
@@ -63,7 +51,7 @@ def job_one_pass(folder: str) -> None:
     from hf_taskvec import TaskVector
 
     vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
-    with watched():
+    with Watch():
         vector.norm()
 
 
@@ -72,14 +60,14 @@ def job_factor_cosines(folder: str) -> None:
     from hf_taskvec.analysis import cosine_matrix
 
     vectors = [TaskVector.from_adapter(Path(folder) / f"adapter{n}", name=f"v{n}") for n in range(COUNT)]
-    with watched():
+    with Watch():
         cosine_matrix(vectors, progress=False)
 
 
 def job_model_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
-    with watched():
+    with Watch():
         stable_ranks(Path(folder) / "base", progress=False)
 
 
@@ -88,7 +76,7 @@ def job_vector_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
     vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
-    with watched():
+    with Watch():
         stable_ranks(vector, progress=False)
 
 
@@ -97,7 +85,7 @@ def job_factor_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
     vector = TaskVector.from_adapter(Path(folder) / "adapter0")
-    with watched():
+    with Watch():
         stable_ranks(vector, progress=False)
 
 
@@ -119,13 +107,7 @@ def job_accuracy(folder: str) -> None:
 
 def run(job: str, folder: Path, times: int = 1) -> dict[str, float]:
     """The quickest of some runs."""
-    found = []
-    for _ in range(times):
-        result = subprocess.run(
-            [sys.executable, __file__, "--job", job, str(folder)], check=True, capture_output=True, text=True
-        )
-        lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-        found.append({key: value for line in lines for key, value in line.items()})
+    found = [bench_apply.run(job, folder, script=__file__)[0] for _ in range(times)]
     return min(found, key=lambda each: each.get("cpu", 0.0))
 
 

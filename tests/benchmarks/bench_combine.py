@@ -3,20 +3,15 @@
     python tests/benchmarks/bench_combine.py --layers 2 --mergekit path/to/mergekit/venv/bin/python
 
 Random models of Phi-1.5's width in bf16, with their files in memory. Both sides read five checkpoints and write one.
-Times are those of the work without imports; CPU time is that of all threads, and tells the same beside other load.
+Times are those of the work without imports, on both sides; CPU time is that of all threads, and tells the same beside other load.
 Memory is the peak of a process's anonymous memory, mapped files aside.
 """
 
 import argparse
-import json
 import os
-import resource
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
+import bench_apply
 from bench_apply import CONFIG, Watch, clear, make_model, warm_up
 
 MODELS = 4
@@ -35,20 +30,16 @@ def job(folder: str, rule: str, option: str) -> None:
 
     base, name, value = Path(folder) / "base", *option.split("=")
     warm_up(str(base))
-    begun = time.process_time()
     with Watch():
         vectors = [TaskVector.from_finetuned(base, base.parent / f"tuned{number}") for number in range(MODELS)]
         combine(vectors, rule, [0.5] * MODELS, **{name: float(value)}).apply(base, base.parent / "out")
-    print(json.dumps({"cpu": time.process_time() - begun}))
 
 
 def ours(folder: Path, rule: str, options: dict[str, float]) -> dict[str, float]:
     (option,) = (f"{name}={value}" for name, value in options.items())
-    command = [sys.executable, __file__, "--job", str(folder), rule, option]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    (found,) = bench_apply.run(str(folder), rule, option, script=__file__)
     clear(folder / "out")
-    found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    return {name: value for each in found for name, value in each.items()}
+    return found
 
 
 def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) -> dict[str, float]:
@@ -59,39 +50,9 @@ def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) 
     )
     config = folder / "merge.yml"
     config.write_text(f"merge_method: {method}\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n{models}")
-    program = Path(python).parent / "mergekit-yaml"
-    found = watched([program, config, folder / "merged", "--allow-crimes", "--no-copy-tokenizer"])
+    found = bench_apply.mergekit_yaml(python, config, folder / "merged")
     clear(folder / "merged")
     return found
-
-
-def watched(command: list[object]) -> dict[str, float]:
-    """Seconds, CPU seconds and the peak of anonymous memory of a command."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(
-        list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    peak, over = [0], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.01):
-            try:
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            peak[0] = max(peak[0], *(int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    _, errors = process.communicate()
-    over.set()
-    thread.join()
-    if process.returncode:
-        raise SystemExit(errors.decode()[-2000:])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": time.perf_counter() - start, "cpu": cpu, "memory": peak[0] / 1024}
 
 
 def main() -> None:
@@ -132,20 +93,14 @@ def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> No
         + "|---" * 9
         + "|"
     )
-    imports = watched([python, "-c", "import mergekit.merge"]) if python else {}
     for what, (rule, parameters, method) in RULES.items():
         mine = ours(folder, rule, parameters)
-        theirs = mergekit(python, folder, method, parameters) if python else {}
+        theirs = mergekit(python, folder, method, parameters) if python else dict.fromkeys(mine, float("nan"))
         cells = []
         for kind in ("seconds", "cpu"):
-            other = theirs[kind] - imports[kind] if python else float("nan")
-            cells += [f"{mine[kind]:.1f} s", f"{other:.1f} s", f"{other / mine[kind]:.1f}×"]
-        cells += [f"{each.get('memory', float('nan')):,.0f} MB" for each in (mine, theirs)]
+            cells += [f"{mine[kind]:.1f} s", f"{theirs[kind]:.1f} s", f"{theirs[kind] / mine[kind]:.1f}×"]
+        cells += [f"{each['memory']:,.0f} MB" for each in (mine, theirs)]
         print(f"| {what} | {' | '.join(cells)} |", flush=True)
-    if python:
-        print(
-            f"\nmergekit's times are its command's less {imports['seconds']:.1f} s of imports; ours are without imports."
-        )
 
 
 if __name__ == "__main__":

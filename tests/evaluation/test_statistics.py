@@ -51,6 +51,11 @@ def test_a_relative_drop_uses_the_same_draws_above_and_below():
     assert Bootstrap(2).relative([1, 1], [0, 0]) is None
 
 
+def test_a_relative_drop_whose_draws_all_miss_the_passages_with_a_score():
+    missed = [Bootstrap(2, resamples=1, seed=seed).relative([0, 1], [0, 2]) for seed in range(20)]
+    assert None in missed and any(each is not None for each in missed)
+
+
 def test_equivalence_is_more_than_no_difference():
     assert Interval(0.0, -0.3, 0.3).covers(0) and not Interval(0.0, -0.3, 0.3).within(0.1)
     assert Interval(0.02, -0.01, 0.05).within(0.1)
