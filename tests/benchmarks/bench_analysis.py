@@ -42,7 +42,7 @@ def job_dense_cosines(folder: str) -> None:
 
     base = Path(folder) / "base"
     vectors = [TaskVector.from_finetuned(base, Path(folder) / f"tuned{n}", name=f"v{n}") for n in range(COUNT)]
-    with Watch():
+    with Watch(warm=1 << 28):
         cosine_matrix(vectors, progress=False)
 
 
@@ -51,7 +51,7 @@ def job_one_pass(folder: str) -> None:
     from hf_taskvec import TaskVector
 
     vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
-    with Watch():
+    with Watch(warm=1 << 28):
         vector.norm()
 
 
@@ -60,14 +60,14 @@ def job_factor_cosines(folder: str) -> None:
     from hf_taskvec.analysis import cosine_matrix
 
     vectors = [TaskVector.from_adapter(Path(folder) / f"adapter{n}", name=f"v{n}") for n in range(COUNT)]
-    with Watch():
+    with Watch(warm=1 << 28):
         cosine_matrix(vectors, progress=False)
 
 
 def job_model_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
-    with Watch():
+    with Watch(warm=1 << 28):
         stable_ranks(Path(folder) / "base", progress=False)
 
 
@@ -76,7 +76,7 @@ def job_vector_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
     vector = TaskVector.from_finetuned(Path(folder) / "base", Path(folder) / "tuned0")
-    with Watch():
+    with Watch(warm=1 << 28):
         stable_ranks(vector, progress=False)
 
 
@@ -85,7 +85,7 @@ def job_factor_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
 
     vector = TaskVector.from_adapter(Path(folder) / "adapter0")
-    with Watch():
+    with Watch(warm=1 << 28):
         stable_ranks(vector, progress=False)
 
 
