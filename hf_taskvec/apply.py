@@ -8,10 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.fit import check_fits
 from hf_taskvec.output import check_replaceable, new_folder, unfinished
 from hf_taskvec.tensors import Source
+from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec, parse_size, shard
 
@@ -216,10 +215,10 @@ def _write_all(
     """Write this process's share of every file, and rename each file when all of it is there."""
     total = sum(tensor.spec.nbytes for file in writers for tensor in files[file].values())
     hidden = True if not ranks.is_main else (None if progress is None else not progress)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Applying", disable=hidden) as bar, _workers(threads) as run:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Applying", disable=hidden) as bar, workers(threads) as run:
         for file, writer in writers.items():
             mine = [t for number, t in enumerate(files[file].values()) if number % ranks.count == ranks.index]
-            for nbytes in run((writer, *task) for task in _tasks(mine, device)):
+            for nbytes in run(_write_tiles, ((writer, *task) for task in _tasks(mine, device))):
                 bar.update(nbytes * ranks.count)
             writer.close()
             ranks.wait()
@@ -265,30 +264,6 @@ def _write_tiles(task: _Task) -> int:
         writer.write(tensor.name, rows, start)
         written += rows.nbytes
     return written
-
-
-@contextmanager
-def _workers(threads: int | None) -> Iterator[Callable[[Iterable[_Task]], Iterator[int]]]:
-    """Threads that work through tasks as they are made, a few ahead; torch itself uses one thread in each."""
-    before = torch.get_num_threads()
-    count = threads or before
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(count, initializer=lambda: torch.set_num_threads(1))
-
-    def run(tasks: Iterable[_Task]) -> Iterator[int]:
-        waiting: deque[Future[int]] = deque()
-        for task in tasks:
-            waiting.append(pool.submit(_write_tiles, task))
-            if len(waiting) > 2 * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    try:
-        yield run
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
 
 
 # Resuming and finishing.

@@ -15,6 +15,7 @@ from hf_taskvec import measure
 from hf_taskvec.analysis.forward import progress_bar
 from hf_taskvec.analysis.kinds import layer_of
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
@@ -81,10 +82,15 @@ def cosine_matrix(
     # Layers in order, then what belongs to none.
     order = sorted(set(layers.values()), key=lambda layer: (layer == OUTSIDE, int(layer) if layer.isdigit() else 0))
     grams = {layer: torch.zeros(len(named), len(named), dtype=torch.float64) for layer in order}
-    for name in progress_bar(parameters, "Comparing", progress):
-        owners = [i for i, vector in enumerate(named.values()) if name in vector]
-        products = measure.gram(name, [vector[name] for vector in named.values() if name in vector])
-        grams[layers[name]][torch.tensor(owners)[:, None], torch.tensor(owners)] += products
+
+    def products_of(name: str) -> torch.Tensor:
+        return measure.gram(name, [vector[name] for vector in named.values() if name in vector])
+
+    with workers() as run:
+        found_products = progress_bar(run(products_of, parameters), "Comparing", progress, total=len(parameters))
+        for name, products in zip(parameters, found_products, strict=True):
+            owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
+            grams[layers[name]][owners[:, None], owners] += products
     total = torch.stack(list(grams.values())).sum(dim=0)
     return CosineMatrix(
         tuple(named),

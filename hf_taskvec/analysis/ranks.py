@@ -21,6 +21,7 @@ from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extract import open_model
 from hf_taskvec.names import Layout
+from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def stable_ranks(
 
     Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken
     apart, where the config tells how. Low-rank changes are measured by their factors, exactly; others by reading each
-    matrix once and a few products with it in fp32. One matrix is held at a time.
+    matrix once and a few products with it in fp32. Each thread holds one matrix at a time.
 
     Args:
         of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
@@ -112,9 +113,12 @@ def stable_ranks(
             "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
         )
     stacks = _stacks(found, terms, layout, config)
+    ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))
     matrices = []
-    for place, parts in progress_bar(sorted(stacks.items(), key=lambda each: _order(each[0])), "Ranks", progress):
-        frobenius, spectral = norms_of(parts, tolerance)
+    with workers() as run:
+        norms = run(lambda each: norms_of(each[1], tolerance), ordered)
+        found_norms = list(progress_bar(norms, "Ranks", progress, total=len(ordered)))
+    for (place, parts), (frobenius, spectral) in zip(ordered, found_norms, strict=True):
         names = tuple(dict.fromkeys(part.name for part in parts))
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         matrices.append(MatrixRank(names, place.layer, place.kind, place.expert, shape, frobenius, spectral))
