@@ -1,6 +1,7 @@
 """The default experiment over several seeds and both methods: the tables of the README.
 
     python tests/benchmarks/seeds_unlearn.py [--seeds 2 3 4 5 6] [--output outputs/seeds]     # runs what is missing
+    python tests/benchmarks/seeds_unlearn.py --output outputs/seeds-9000 -- --words 9000      # longer books
     python tests/benchmarks/seeds_unlearn.py --corollaries                                    # compressed, row-pruned
     python tests/benchmarks/seeds_unlearn.py --only-table                                     # what there is so far
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/seeds"))
     parser.add_argument("--corollaries", action="store_true", help="the compressed and the row-pruned vector of a seed")
     parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
+    parser.add_argument("flags", nargs="*", help="for the recipe, after --")
     options = parser.parse_args()
     if options.corollaries:
         seed = options.seeds[0]
@@ -48,7 +50,7 @@ def main() -> None:
         if not options.only_table and not (folder / "report.json").exists():
             cache = ["--cache", str(options.output / "stages" / str(seed))]
             command = [sys.executable, str(RECIPE), "--seed", str(seed), "--correlation", "false", *flags, *cache]
-            command += ["--output", str(folder)]
+            command += ["--output", str(folder), *options.flags]
             subprocess.run(command, check=True)
         if (folder / "report.json").exists():
             reports[name] = UnlearningReport.load(folder)

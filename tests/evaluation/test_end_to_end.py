@@ -69,13 +69,20 @@ def test_what_was_trained_on_scores_higher_than_what_was_held_out(report):
 
 
 def test_shuffled_answers_score_at_chance(report):
-    """Each output against another passage's answer: no more than one true answer scores against another."""
+    """Each output against every other passage's answer: within 0.05 of what true answers score against each other."""
     seen = [p for p in report.passages if p.split == "seen"]
-    other = [*seen[1:], seen[0]]
-    shuffled = [rouge_l(p.at[0].output, q.answer).fmeasure for p, q in zip(seen, other, strict=True)]
-    chance = [rouge_l(p.answer, q.answer).fmeasure for p, q in zip(seen, other, strict=True)]
+
+    def against_others(texts):
+        pairs = [
+            [rouge_l(text, q.answer).fmeasure for q in seen if q is not p] for p, text in zip(seen, texts, strict=True)
+        ]
+        return np.mean(pairs, axis=1)
+
+    shuffled = against_others([p.at[0].output for p in seen])
+    chance = against_others([p.answer for p in seen])
     true = [p.at[0].values["rouge_l"] for p in seen]
-    assert Bootstrap(len(seen)).difference(shuffled, chance).covers(0)
+    difference = Bootstrap(len(seen)).difference(shuffled, chance)
+    assert difference.low > -0.05 and difference.high < 0.05
     assert np.mean(true) > 2 * np.mean(shuffled)
 
 
