@@ -14,7 +14,7 @@ ROOT = Path(hf_taskvec.__file__).parent
 
 # Which way imports point: to a lower layer, or within one. A module that is not named here is of the top layer.
 LAYERS = [
-    {"_version", "errors"},
+    {"_version", "errors", "threads"},
     {"names", "tensors", "provenance", "readme", "vocabulary"},
     {"delta", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
     {
