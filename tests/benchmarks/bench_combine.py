@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_combine.py --layers 2 --mergekit path/to/mergekit/venv/bin/python
 
 Random models of Phi-1.5's width in bf16, with their files in memory. Both sides read five checkpoints and write one.
-Times are those of the work without imports, on both sides; CPU time is that of all threads, and tells the same beside other load.
+Times are those of the work without imports, on both sides; CPU time is that of all threads.
 Memory is the peak of a process's anonymous memory, mapped files aside.
 """
 
