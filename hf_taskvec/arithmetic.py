@@ -119,8 +119,7 @@ class Sum:
 
     def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """Rows `start:stop`, added up in `dtype`; the range must be one of `tiles`, for the bits to be reproducible."""
-        out = torch.empty(self._size(start, stop), dtype=dtype, device=self.device)
-        return self._accumulate(out, start, stop)
+        return self.rows_into(torch.empty(self._size(start, stop), dtype=dtype, device=self.device), start, stop)
 
     @property
     def is_short(self) -> bool:
@@ -132,7 +131,7 @@ class Sum:
     def _size(self, start: int, stop: int) -> tuple[int, ...]:
         return (stop - start, *self.shape[1:]) if self.shape else ()
 
-    def _accumulate(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    def rows_into(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """All summands of rows `start:stop`, added up in the dtype of `out`."""
         ready = self._prepared or self._prepare()
         self._combine(ready.folded, out, start, stop)
@@ -148,6 +147,8 @@ class Sum:
         """Coefficient x stored tensor, added up into `out`."""
         if not tensors:
             return out.zero_()
+        if [coefficient for coefficient, _ in tensors] == [-1.0, 1.0]:
+            tensors = tensors[::-1]  # -b + t is t - b to the last bit, and one pass less
         for number, (coefficient, tensor) in enumerate(tensors):
             rows = tensor[start:stop] if self.shape else tensor
             if number == 0:
@@ -177,12 +178,14 @@ class Sum:
             if len(self._folded) == 2:
                 self._add_at_once(out, start, stop)
             else:
-                out.copy_(self._accumulate(_buffer(0, size, torch.float32, self.device), start, stop))
+                out.copy_(self.rows_into(_buffer(0, size, torch.float32, self.device), start, stop))
             # One NaN or infinity makes the sum so. A sum that is too large itself only costs the slower way.
             if out.sum().isfinite():
                 return out
+        if self._is_one_addition(dtype) and self._add_change(out, start, stop).sum().isfinite():
+            return out
         # fp64 also has room for what overflows on the way, and finds out what is wrong.
-        return round_once(self._accumulate(_buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
+        return round_once(self.rows_into(_buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
 
     def _add_at_once(self, out: torch.Tensor, start: int, stop: int) -> None:
         """Two stored tensors, added by torch's own 16-bit kernels: in fp32, rounded once, in one pass.
@@ -223,6 +226,38 @@ class Sum:
             return dtype == torch.bfloat16 and few and len(self._folded) == 1
         return len(self._folded) <= 2
 
+    def _is_one_addition(self, dtype: torch.dtype) -> bool:
+        """Whether all there is are a bf16 tensor and a change that is computed in fp32."""
+        if (
+            dtype != torch.bfloat16
+            or self._scaled
+            or self._low_rank
+            or len(self._folded) != 1
+            or len(self._others) != 1
+        ):
+            return False
+        ((coefficient, source),), ((weight, delta),) = self._folded, self._others
+        return coefficient == 1.0 and source.dtype == dtype and abs(weight) in (1.0, 2.0, 4.0) and delta.is_single
+
+    def _add_change(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """A bf16 tensor and an fp32 change, added in fp32 and rounded to bf16.
+
+        Rounding twice goes wrong only where the first rounding ends half-way between two bf16 numbers: there, at about
+        one element in 65,536, the sum is taken in fp64.
+        """
+        size = tuple(out.shape)
+        (weight, delta), ((_, tensor),) = self._others[0], (self._prepared or self._prepare()).folded
+        base = (tensor[start:stop] if self.shape else tensor).to(self.device)
+        change = _buffer(1, size, torch.float32, self.device).zero_()
+        delta.add_rows(change, start, stop, weight)
+        total = _buffer(0, size, torch.float32, self.device).copy_(base).add_(change)
+        out.copy_(total)
+        halfway = total.view(torch.int32).bitwise_left_shift_(16).eq_(_HALFWAY).view(-1).nonzero().view(-1)
+        if len(halfway):
+            exact = base.reshape(-1)[halfway].double() + change.view(-1)[halfway].double()
+            out.view(-1)[halfway] = round_once(exact, out.dtype)
+        return out
+
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""
         rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape)
@@ -260,6 +295,9 @@ def not_finite(name: str) -> BadValueError:
         "a training run that diverged is the usual cause."
     )
 
+
+# What shifting leaves of an fp32 number that is half-way between two bf16 numbers.
+_HALFWAY = -(1 << 31)
 
 # The bits of an fp64 number that fp32 has no room for.
 _BELOW_SINGLE = (1 << 29) - 1

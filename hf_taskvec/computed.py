@@ -8,6 +8,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,9 @@ from hf_taskvec.tensors import Source, describe, numel
 
 Terms = tuple[Term, ...]
 
-# Elements that a rule works on at a time: what it needs for several vectors then stays near a core.
-_PIECE = 1 << 17
+# Elements that a rule works on at a time: what it needs for several vectors then stays near a core, and threads work in
+# torch more than they wait for each other in Python.
+_PIECE = 1 << 18
 
 
 def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -33,6 +35,29 @@ def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int
     length = shape[0] if shape else 1
     for first in range(start - start % step, stop, step):
         yield first, min(first + step, length)
+
+
+_free = threading.local()
+
+
+@contextmanager
+def borrowed(count: int, size: tuple[int, ...], dtype: torch.dtype) -> Iterator[list[torch.Tensor]]:
+    """Some tensors, uninitialised, of memory that this thread uses again and again.
+
+    Fresh memory for each piece goes back to the system with every piece, and costs more than what is computed in it.
+    What is larger than a piece is not kept.
+    """
+    elements = numel(size)
+    free: list[torch.Tensor] = _free.__dict__.setdefault(str(dtype), [])
+    with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+        memory = [
+            free.pop() if free and elements <= _PIECE else torch.empty(max(elements, _PIECE), dtype=dtype)
+            for _ in range(count)
+        ]
+    try:
+        yield [each[:elements].view(size) for each in memory]
+    finally:
+        free.extend(each for each in memory if each.numel() == _PIECE)
 
 
 class Tiles:
@@ -55,6 +80,10 @@ class Tiles:
     def rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Rows `start:stop`, a tensor of its own that may be written to."""
         return self._sum.rows(start, stop, dtype)
+
+    def rows_into(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Rows `start:stop`, written to `out`."""
+        return self._sum.rows_into(out, start, stop)
 
 
 Statistic = Callable[[Tiles], Any]
@@ -92,6 +121,10 @@ class Computed(Delta):
     def sources(self) -> tuple[Source, ...]:
         return tuple(dict.fromkeys(s for terms in self.inputs for term in terms for s in term.delta.sources))
 
+    @property
+    def is_single(self) -> bool:
+        return True
+
     @cached_property
     def _tiles(self) -> list[Tiles]:
         return [Tiles(terms) for terms in self.inputs]
@@ -112,15 +145,18 @@ class Computed(Delta):
         statistics = self._wait_for_statistics()
         dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
         for first, last in _pieces(self.shape, start, stop):
-            inputs = [tiles.rows(first, last, dtype) for tiles in self._tiles]
-            rows = self.function(inputs, statistics, first).float()
-            if not rows.sum().isfinite() and not rows.isfinite().all():
-                raise not_finite(self.name)
-            low, high = max(first, start), min(last, stop)
-            there, found = (
-                (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
-            )
-            there.add_(found.to(out).mul_(weight))  # the product rounded first, as for a stored change: the same bits
+            size = (last - first, *self.shape[1:]) if self.shape else ()
+            with borrowed(len(self._tiles), size, dtype) as memory:
+                inputs = [tiles.rows_into(tile, first, last) for tiles, tile in zip(self._tiles, memory, strict=True)]
+                rows = self.function(inputs, statistics, first).float()
+                if not rows.sum().isfinite() and not rows.isfinite().all():
+                    raise not_finite(self.name)
+                low, high = max(first, start), min(last, stop)
+                there, found = (
+                    (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
+                )
+                # In fp64 the product is rounded first, as for a stored change: the same bits. In fp32 it is exact.
+                there.add_(found, alpha=weight) if found.dtype == out.dtype else there.add_(found.to(out).mul_(weight))
 
 
 class _Once:

@@ -53,6 +53,11 @@ class Delta(ABC):
         return None
 
     @property
+    def is_single(self) -> bool:
+        """Whether the change is made of fp32 numbers that `add_rows` gives as they are, whatever it adds them to."""
+        return False
+
+    @property
     def rank(self) -> int:
         """The rank as represented: that of the factors, or the smaller side of a dense matrix."""
         return min(self.shape, default=1) if len(self.shape) > 1 else 1

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tiny import DTYPES, TinyModels, added, make, tensors, tuned_copy
 
 from hf_taskvec import TaskVector, combine, rules
-from hf_taskvec.arithmetic import Sum
+from hf_taskvec.arithmetic import Sum, round_once
 from hf_taskvec.combine.select import order_statistics
 from hf_taskvec.combine.sparse import random_mask
 from hf_taskvec.computed import Computed, Tiles
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError
+from hf_taskvec.tensors import InMemory
 
 LARGE = (1100, 1024)  # more than two tiles
 OPTIONS: dict[str, dict[str, Any]] = {"layers": {"schedule": [0.5, 1.0]}, "low_rank": {"rank": 2}}
@@ -250,10 +251,36 @@ def test_any_rows_can_be_asked_for(rule: str) -> None:
         assert torch.equal(out, whole[start:stop])
 
 
+@pytest.mark.parametrize("weight", [1.0, -1.0, 2.0, 0.3])
+def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
+    """Sums that are half-way between two bf16 numbers in fp32, but not in truth, among ordinary ones."""
+    generator = torch.Generator().manual_seed(3)
+    base = torch.randn(LARGE, generator=generator).bfloat16()
+    change = torch.randn(LARGE, generator=generator) * 0.01
+    base[0, :4] = torch.tensor([1.0, 1.0, -1.0, 1.0078125])
+    # To be multiplied by 1: a little above half-way, a little below, above with signs changed, exactly half-way.
+    change[0, :4] = torch.tensor([2**-8 * (1 + 2**-20), 2**-8 * (1 - 2**-21), -(2**-8) * (1 + 2**-20), 2**-8])
+    merged = combine([TaskVector.from_tensors({"w": change})], "magnitude", density=0.9)
+    ((term,),) = merged.values()
+    assert isinstance(term.delta, Computed)
+    kept = merged.dense("w", "float64")
+    single = base.float() + (kept * weight).float()
+    halfway = (single.view(torch.int32) & 0xFFFF) == 0x8000
+    assert halfway.sum() > 10  # also by chance
+    exact = round_once(base.double() + kept * weight, torch.bfloat16)
+    assert weight not in (1.0, -1.0) or not torch.equal(single.bfloat16(), exact)  # rounding twice shows
+    found = torch.empty_like(base)
+    Sum(LARGE, merged["w"], InMemory(base), weight).into(found, "w")
+    assert torch.equal(found.view(torch.int16), exact.view(torch.int16))
+
+
 def test_random_masks_are_the_same_everywhere() -> None:
-    assert random_mask("key", 12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert torch.equal(random_mask("key", 5, 32768), random_mask("key", 12, 32768)[:5])
-    assert random_mask("key", 7, 65536).all()
+    def mask(count: int, step: int) -> torch.Tensor:
+        return random_mask("key", step, torch.empty(count))
+
+    assert mask(12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert torch.equal(mask(5, 32768), mask(12, 32768)[:5])
+    assert mask(7, 65536).all()
 
 
 # Spectral rules.

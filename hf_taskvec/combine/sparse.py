@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import hardshrink
 
 from hf_taskvec.arithmetic import Term
 from hf_taskvec.combine.registry import Parameter, rule, share, shares
 from hf_taskvec.combine.select import order_statistics
-from hf_taskvec.computed import Statistic, TileFunction, Tiles
+from hf_taskvec.computed import Statistic, TileFunction, Tiles, borrowed
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.prune import MLP, prune_rows
 from hf_taskvec.tensors import numel
@@ -84,7 +83,7 @@ def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0
             return tile.zero_()
         kept = _at_least(tile, bound[0])
         above = float(np.nextafter(np.float32(bound[1]), np.float32(np.inf)))
-        return kept - _at_least(kept.clone(), above)  # x - x is 0 exactly
+        return kept.sub_(_at_least(kept.clone(), above))  # x - x is 0 exactly
 
     found = [bounds(densities[change.index]) for change in parameter.changes]
     return parameter.computed(_weighted_sum(parameter, keep), found)
@@ -108,20 +107,21 @@ def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale:
 
     def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
         result = torch.zeros_like(tiles[0])
-        for tile, weight, key, step in zip(tiles, weights, keys, steps, strict=True):
-            mask = random_mask(f"{key}|{start}", tile.numel(), step).view(tile.shape)
-            result.add_(tile.mul_(mask), alpha=weight)
+        with borrowed(1, tuple(result.shape), result.dtype) as (mask,):
+            for tile, weight, key, step in zip(tiles, weights, keys, steps, strict=True):
+                result.addcmul_(tile, random_mask(f"{key}|{start}", step, mask), value=weight)
         return result
 
     return parameter.computed(merge)
 
 
-def random_mask(key: str, count: int, step: int) -> torch.Tensor:
-    """`count` random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere."""
+def random_mask(key: str, step: int, out: torch.Tensor) -> torch.Tensor:
+    """Random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere."""
+    count = out.numel()
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
     draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, size=-(-count // 4), dtype=np.uint64)
     numbers = torch.from_numpy(draws.astype("<u8", copy=False).view("<i2"))[:count]
-    return numbers.float().lt_(step - 32768)  # as floats, which multiply several times as fast as booleans
+    return out.view(-1).copy_(numbers).lt_(step - 32768).view(out.shape)  # floats multiply much faster than booleans
 
 
 _NORMALISATIONS = ("count", "weight", "none")
@@ -148,24 +148,27 @@ def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count
 
     def merge(tiles: list[torch.Tensor], cuts: list[float], start: int) -> torch.Tensor:
         # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
-        positive, negative = torch.zeros_like(tiles[0]), torch.zeros_like(tiles[0])
-        every, balance = torch.zeros_like(tiles[0]), torch.zeros_like(tiles[0])
-        for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
-            tile = _at_least(tile, cut)
-            if weight != 1.0:
-                tile = tile.mul_(weight)
-            positive.add_(tile.clamp_min(0.0))
-            negative.add_(tile.clamp_max(0.0))
+        positive = torch.zeros_like(tiles[0])
+        with borrowed(4, tuple(positive.shape), positive.dtype) as (negative, every, balance, spare):
+            for tensor in (negative, every, balance):
+                tensor.zero_()
+            for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
+                tile = _at_least(tile, cut)
+                if weight != 1.0:
+                    tile = tile.mul_(weight)
+                positive.add_(torch.clamp_min(tile, 0.0, out=spare))
+                negative.add_(torch.clamp_max(tile, 0.0, out=spare))
+                if parts is not None:
+                    sign = tile.sign_()
+                    balance.add_(sign, alpha=parts[number])
+                    every.add_(sign.abs_(), alpha=parts[number])
+            elected = torch.add(positive, negative, out=spare).sign_()
             if parts is not None:
-                sign = tile.sign_()
-                balance.add_(sign, alpha=parts[number])
-                every.add_(sign.abs_(), alpha=parts[number])
-        elected = (positive + negative).sign_()
-        merged = positive.mul_(elected.clamp_min(0.0)).sub_(negative.mul_(elected.clamp_max(0.0)))
-        if parts is not None:
-            # `every` counts the votes of both signs, `balance` their difference: half the sum is what the elected got.
-            merged.div_(every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES))
-        return merged
+                # `every` counts the votes of both signs, `balance` their difference: half the sum is the elected's.
+                every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES)
+            merged = positive.mul_(torch.clamp_min(elected, 0.0, out=balance))
+            merged.sub_(negative.mul_(elected.clamp_max_(0.0)))
+            return merged if parts is None else merged.div_(every)
 
     return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
 
@@ -186,8 +189,9 @@ def _at_least(tile: torch.Tensor, cut: float) -> torch.Tensor:
     if cut <= 0.0:
         return tile
     below = float(np.nextafter(np.float32(cut), np.float32(0)))
-    # The same for fp32, in a fraction of the time.
-    return hardshrink(tile, below) if tile.dtype == torch.float32 else tile.mul_(tile.float().abs_() > below)
+    if tile.dtype == torch.float32:  # the same, in a fraction of the time
+        return torch.ops.aten.hardshrink.out(tile, below, out=tile)
+    return tile.mul_(tile.float().abs_() > below)
 
 
 def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torch.Tensor]) -> TileFunction:
