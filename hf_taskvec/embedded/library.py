@@ -7,23 +7,28 @@ What the unlearning experiment needs of it, and what was chosen for that:
   made of, as a real base does; but no book's people, places and events.
 - **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
   different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
-  volumes by one author are: nothing but the cast, the places and the style connects them.
+  volumes by one author are: nothing but the people and places, what they are like, and the style connects them.
 - **Unrelated books**, each with a theme, a voice, a cast and places of its own.
 
 A book is a row of chapters, a chapter a row of scenes. A scene has two people, a place and a thing, which stay the same
-from its first sentence to its last; sentences follow the beats of the voice (arrival, trouble, talk, turn, end). The
-words are in `themes`. Which theme and voice a book gets is drawn from the seed, so other seeds give other worlds. The
-order of the scenes and all that fills them is random: a model can continue a passage word for word only if it has read
-it, while people, places and manner can be learnt from the other volume.
+from its first sentence to its last; sentences follow the beats of the voice (arrival, trouble, talk, turn, end). People
+and places have *habits*: what someone owns, does, feels and says, whom one meets at a place and what one sees there. Half
+of the time a slot is filled out of habit, otherwise with any word of the theme. The words are in `themes`. Which theme
+and voice a book gets is drawn from the seed, so other seeds give other worlds. The order of the scenes and all that fills
+them is random: a model can continue a passage word for word only if it has read it, while people, places, habits and
+manner can be learnt from the other volume.
 
 What was adjusted after a look at outcomes: in `recipes/configs/default.yaml` the sizes of the texts, the lengths of the
 passages, the settings of the training, the margin and the bound, on seeds 0 and 1, and once more after seeds 2 and 4 had
-shown the unrelated book losing too much; and one thing here: general prose without the books' voices was tried too, and
-cost the unrelated book more.
+shown the unrelated book losing too much. And two things here. General prose without the books' voices was tried too, and
+cost the unrelated book more. And the habits came late: without them the volumes of a series shared only names, and on
+fresh seeds the other volume often lost no more than the unrelated book (4 of 11 runs were significant). How strong a
+habit is, a half, was the first guess; three quarters was tried on seeds 0 and 1 and was not clearly better.
 """
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_taskvec.embedded.themes import COMMON, PLAIN, THEMES, VOICES, Theme
@@ -34,16 +39,31 @@ _VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
 _ENDS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ll", "sk"]
 _PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven", "moor", "ridge"]
 _HIGHEST_SHARE = 20  # scenes of a chapter, at most
+_PERSONAL = ("thing", "deed", "lore", "mood", "manner")  # what a person has a habit in
+_LOCAL = ("sight", "role", "weather", "state")  # and a place
+_HABIT = 0.5  # how often a slot is filled out of habit
 
 
 Voice = tuple[tuple[str, ...], ...]  # patterns for each beat of a scene
 
 
 @dataclass(frozen=True)
-class Person:
-    """Someone in a book, with pronouns."""
+class Place:
+    """Somewhere in a book, with what is always seen there."""
 
     name: str
+    habits: dict[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Person:
+    """Someone in a book, with pronouns, and with what this person always has, does, feels and says."""
+
+    name: str
+    habits: dict[str, str]
     he: str
     him: str
     his: str
@@ -67,7 +87,7 @@ class World:
     theme: Theme
     voice: Voice
     cast: tuple[Person, ...]
-    places: tuple[str, ...]
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -125,15 +145,14 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
 
 def _world(draw: random.Random, theme: str, voice: Voice, taken: set[str]) -> World:
     words = THEMES[theme]
-    cast = tuple(_person(draw, _name(draw, taken)) for _ in range(6))
-    spots = draw.sample(words.spot, 5)
-    return World(words, voice, cast, tuple(f"the {spot} of {_place(draw, taken)}" for spot in spots))
+    cast = tuple(_person(draw, words, taken) for _ in range(6))
+    return World(words, voice, cast, tuple(_place(draw, words, spot, taken) for spot in draw.sample(words.spot, 5)))
 
 
 def _volume(draw: random.Random, world: World, taken: set[str]) -> World:
     """The series' world with two people and a place of this volume's own."""
-    cast = tuple(_person(draw, _name(draw, taken)) for _ in range(2))
-    place = f"the {draw.choice(world.theme.spot)} of {_place(draw, taken)}"
+    cast = tuple(_person(draw, world.theme, taken) for _ in range(2))
+    place = _place(draw, world.theme, draw.choice(world.theme.spot), taken)
     return World(world.theme, world.voice, (*world.cast, *cast), (*world.places, place))
 
 
@@ -151,7 +170,7 @@ def _name(draw: random.Random, taken: set[str]) -> str:
             return name.capitalize()
 
 
-def _place(draw: random.Random, taken: set[str]) -> str:
+def _place_name(draw: random.Random, taken: set[str]) -> str:
     while True:
         name = (
             draw.choice(_ONSETS) + draw.choice("aeiou") + draw.choice("lnrm") + draw.choice(_PLACE_ENDS)
@@ -161,8 +180,21 @@ def _place(draw: random.Random, taken: set[str]) -> str:
             return name
 
 
-def _person(draw: random.Random, name: str) -> Person:
-    return Person(name, *draw.choice((("he", "him", "his"), ("she", "her", "her"))))
+def _person(draw: random.Random, theme: Theme, taken: set[str]) -> Person:
+    habits = _habits(draw, theme, _PERSONAL)
+    return Person(_name(draw, taken), habits, *draw.choice((("he", "him", "his"), ("she", "her", "her"))))
+
+
+def _place(draw: random.Random, theme: Theme, spot: str, taken: set[str]) -> Place:
+    return Place(f"the {spot} of {_place_name(draw, taken)}", _habits(draw, theme, _LOCAL))
+
+
+def _habits(draw: random.Random, theme: Theme, kinds: tuple[str, ...]) -> dict[str, str]:
+    return {kind: draw.choice(_words(theme, kind)) for kind in kinds}
+
+
+def _words(theme: Theme, kind: str) -> Sequence[str]:
+    return COMMON[kind] if kind in COMMON else getattr(theme, kind)
 
 
 def _book(draw: random.Random, world: World, words: int) -> str:
@@ -193,9 +225,12 @@ def _general(draw: random.Random, words: int, voices: list[Voice], taken: set[st
 def _scene(draw: random.Random, world: World) -> str:
     a, b = draw.sample(world.cast, 2)
     place, other = draw.sample(world.places, 2)
-    fixed = {"a": a, "b": b, "place": place, "place2": other, "thing": draw.choice(world.theme.thing)}
+    habits = place.habits | a.habits | {"lore": b.habits["lore"]}  # it is {b} who says it
+    habits |= {f"{kind}2": word for kind, word in (other.habits | b.habits).items()}
+    fixed = {"a": a, "b": b, "place": place, "place2": other}
+    fixed["thing"] = _Slots(draw, fixed, habits, world.theme)["thing"]
     sentences = [
-        _sentence(draw, pattern, fixed, world.theme)
+        _sentence(pattern, _Slots(draw, fixed, habits, world.theme))
         for number, beat in enumerate(world.voice)
         for pattern in draw.sample(beat, draw.choice((1, 2)) if 0 < number < 4 else 1)
     ]
@@ -203,22 +238,22 @@ def _scene(draw: random.Random, world: World) -> str:
 
 
 class _Slots(dict[str, object]):
-    """What a scene has fixed; any other slot is drawn when a pattern asks for it."""
+    """What a scene has fixed; any other slot is filled when a pattern asks for it, out of habit or with something new."""
 
-    def __init__(self, draw: random.Random, fixed: dict[str, object], theme: Theme) -> None:
+    def __init__(self, draw: random.Random, fixed: dict[str, object], habits: dict[str, str], theme: Theme) -> None:
         super().__init__(fixed)
-        self._draw, self._theme = draw, theme
+        self._draw, self._habits, self._theme = draw, habits, theme
 
     def __missing__(self, slot: str) -> str:
-        kind = slot.rstrip("2")
-        known = COMMON[kind] if kind in COMMON else getattr(self._theme, kind)
         # Not the same twice: no `small and small`, no deed done while it is done.
-        self[slot] = found = self._draw.choice([word for word in known if word not in self.values()])
+        free = [word for word in _words(self._theme, slot.rstrip("2")) if word not in self.values()]
+        habit = self._habits.get(slot)
+        self[slot] = found = habit if habit in free and self._draw.random() < _HABIT else self._draw.choice(free)
         return found
 
 
-def _sentence(draw: random.Random, pattern: str, fixed: dict[str, object], theme: Theme) -> str:
-    text = pattern.format_map(_Slots(draw, fixed, theme))
+def _sentence(pattern: str, slots: _Slots) -> str:
+    text = pattern.format_map(slots)
     text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
     start = next(i for i, letter in enumerate(text) if letter.isalpha())
     return text[:start] + text[start].upper() + text[start + 1 :]

@@ -91,9 +91,13 @@ def _chosen(report: UnlearningReport) -> str:
 
 def _samples(report: UnlearningReport) -> str:
     """The passage of each book that was known best, before and after."""
-    chosen = report.choice.scale if report.choice is not None else None
-    scale = chosen or report.scales[-1]
-    lines = [f"What it writes, before and after (λ = {scale:g}):"]
+    scale, why = report.scales[-1], ""
+    if report.choice is not None and report.choice.scale:
+        scale = report.choice.scale
+    elif report.choice is not None:  # none was chosen: the one that leaves the book nearest to never seen
+        nearest = min(report.choice.candidates, key=lambda c: (abs(c.forget - c.target), abs(c.scale)))
+        scale, why = nearest.scale, ", where the book is nearest to its never-seen level"
+    lines = [f"What it writes, before and after (λ = {scale:g}{why}):"]
     for book in report.books[:3]:
         known = [p for p in report.passages if p.book == book.name and p.split == "seen"]
         passage = max(known, key=lambda p: (p.at[0].values["rouge_l"], p.id))
