@@ -28,9 +28,9 @@ _Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class CosineMatrix:
-    """Cosines between vectors, and their norms, in total and by layer (`"0"`, `"1"`, …, `"outside"`).
+    """Cosines between vectors, and their norms, in total, by layer (`"0"`, `"1"`, …, `"outside"`) and by parameter.
 
-    A cosine is nan where a vector does not change the layer at all.
+    A cosine is nan where a vector does not change the layer or the parameter at all.
     """
 
     names: tuple[str, ...]
@@ -38,6 +38,7 @@ class CosineMatrix:
     norms: tuple[float, ...]
     by_layer: Mapping[str, _Matrix]
     layer_norms: Mapping[str, tuple[float, ...]]
+    by_parameter: Mapping[str, _Matrix]
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         for name in pair:
@@ -57,6 +58,12 @@ class CosineMatrix:
         from hf_taskvec.analysis.plots import layers_figure
 
         return layers_figure(self)
+
+    def parts_figure(self) -> "Figure":
+        """A heat map of where the first two vectors agree: layers down, parts of a layer across."""
+        from hf_taskvec.analysis.plots import parts_figure
+
+        return parts_figure(self)
 
 
 def cosine_matrix(
@@ -82,6 +89,7 @@ def cosine_matrix(
     # Layers in order, then what belongs to none.
     order = sorted(set(layers.values()), key=lambda layer: (layer == OUTSIDE, int(layer) if layer.isdigit() else 0))
     grams = {layer: torch.zeros(len(named), len(named), dtype=torch.float64) for layer in order}
+    by_parameter = {}
 
     def products_of(name: str) -> torch.Tensor:
         return measure.gram(name, [vector[name] for vector in named.values() if name in vector])
@@ -90,7 +98,10 @@ def cosine_matrix(
         found_products = progress_bar(run(products_of, parameters), "Comparing", progress, total=len(parameters))
         for name, products in zip(parameters, found_products, strict=True):
             owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
-            grams[layers[name]][owners[:, None], owners] += products
+            whole = torch.zeros(len(named), len(named), dtype=torch.float64)
+            whole[owners[:, None], owners] = products
+            grams[layers[name]] += whole
+            by_parameter[name] = _cosines(whole)
     total = torch.stack(list(grams.values())).sum(dim=0)
     return CosineMatrix(
         tuple(named),
@@ -98,6 +109,7 @@ def cosine_matrix(
         tuple(total.diagonal().sqrt().tolist()),
         {layer: _cosines(gram) for layer, gram in grams.items()},
         {layer: tuple(gram.diagonal().sqrt().tolist()) for layer, gram in grams.items()},
+        by_parameter,
     )
 
 

@@ -83,6 +83,16 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def part_of(name: str) -> str:
+    """What a parameter is within its layer, or within the model.
+
+    >>> part_of("model.layers.3.mlp.up_proj.weight"), part_of("model.embed_tokens.weight")
+    ('mlp.up_proj', 'embed_tokens')
+    """
+    inner = re.search(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)$", name)
+    return (inner[1] if inner else name.removeprefix("model.")).removesuffix(".weight")
+
+
 def is_transposed(name: str, shape: tuple[int, ...], conv1d: frozenset[str] | None = None) -> bool:
     """Whether outputs lie along axis 1, as GPT-2's `Conv1D` has it.
 

@@ -1,5 +1,6 @@
 """The figures of the analysis. Each function gives one `Figure`; `figures.render` makes files of them."""
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,39 @@ def matrix_figure(names: Sequence[str], values: Sequence[Sequence[float]], title
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
     bar.outline.set_visible(False)
     axes.set_title(title, fontsize=11.5)
+    return figure
+
+
+def parts_figure(cosines: "CosineMatrix") -> "Figure":
+    """Cosines of two vectors: layers down, parts across; what lies outside the layers has a row of its own."""
+    from matplotlib.figure import Figure
+
+    from hf_taskvec.analysis.geometry import OUTSIDE
+    from hf_taskvec.analysis.kinds import layer_of, part_of
+
+    cells = {}
+    for name, matrix in cosines.by_parameter.items():
+        layer = layer_of(name)
+        cells[OUTSIDE if layer is None else str(layer), part_of(name)] = matrix[0][1]
+    rows = list(cosines.by_layer)
+    columns = list(dict.fromkeys(part for _, part in sorted(cells, key=lambda place: place[0] == OUTSIDE)))
+    figure = Figure(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("0.9")  # where there is nothing to compare; white is a cosine of 0
+    values = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
+    image = axes.imshow(values, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), [row if row == OUTSIDE else f"layer {row}" for row in rows])
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            if not math.isnan(value):
+                colour = "white" if abs(value) > 0.6 else "black"
+                axes.text(x, y, _signed(value), ha="center", va="center", color=colour, fontsize=8)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    figure.colorbar(image, ax=axes).outline.set_visible(False)
+    (one, other), total = cosines.names[:2], cosines.total[0][1]
+    axes.set_title(f"Cosine between {one} and {other}: {_signed(total)}", fontsize=11.5)
     return figure
 
 

@@ -161,13 +161,17 @@ def show(
 
 
 def _by_layer(values: dict[str, float]) -> dict[str, float]:
-    from hf_taskvec.cli.heatmap import layer_and_part
+    from hf_taskvec.analysis.kinds import layer_of
 
     sums: dict[str, float] = {}
     for name, value in values.items():
-        layer, _ = layer_and_part(name)
+        layer = _layer(layer_of(name))
         sums[layer] = sums.get(layer, 0.0) + value
     return sums
+
+
+def _layer(number: int | str | None) -> str:
+    return f"layer {number}" if str(number).isdigit() else "other"
 
 
 def compare(
@@ -183,25 +187,29 @@ def compare(
 
     Vectors that point the same way (cosine near 1) change the model alike; at 0 they do not touch each other.
     """
-    from hf_taskvec.cli import heatmap
+    from hf_taskvec.analysis import cosine_matrix
+    from hf_taskvec.figures import render
 
     paths = named_paths(vectors)
     if len(paths) < 2:
         raise BadValueError("compare takes at least two vectors.")
     found = {name: load_vector(path, name, token) for name, path in paths.items()}
-    names = list(found)
-    matrix = [[found[a].cosine(found[b]) if a != b else 1.0 for b in names] for a in names]
-    values: dict[str, Any] = {"names": names, "cosines": matrix, "norms": [found[n].norm() for n in names]}
-    rows = [(name, *(f"{value:+.4f}" for value in row)) for name, row in zip(names, matrix, strict=True)]
+    cosines = cosine_matrix(found)
+    names = cosines.names
+    values: dict[str, Any] = {"names": names, "cosines": cosines.total, "norms": cosines.norms}
+    rows = [(name, *(f"{value:+.4f}" for value in row)) for name, row in zip(names, cosines.total, strict=True)]
     lines = [table("Cosines", ["", *names], rows)]
     if len(names) == 2:
-        grid = heatmap.layer_cosines(*found.values())
-        values["layers"] = grid.layers
-        values["parameters"] = grid.parameters
-        shown = [(layer, f"{value:+.4f}") for layer, value in grid.layers.items()]
+        layers = {_layer(layer): matrix[0][1] for layer, matrix in cosines.by_layer.items()}
+        parameters = {name: matrix[0][1] for name, matrix in cosines.by_parameter.items()}
+        # Where one of the two changes nothing there is no cosine, and JSON has no nan.
+        values["layers"], values["parameters"] = (
+            {name: value for name, value in each.items() if value == value} for each in (layers, parameters)
+        )
+        shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
         lines += ["", table("Cosine of each layer", ["layer", "cosine"], shown)]
     if plot is not None:
-        data = heatmap.draw(names, matrix, heatmap.layer_cosines(*found.values()) if len(names) == 2 else None)
+        data = render({"plot": cosines.parts_figure if len(names) == 2 else cosines.figure})["plot.png"]
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_bytes(data)
         remember(plot)

@@ -68,6 +68,13 @@ def test_cosines_are_those_of_the_dense_vectors(kinds: list[str], seed: int) -> 
             own = matrix.norms if layer is None else matrix.layer_norms[layer]
             torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), norms, atol=1e-6, rtol=1e-6)
     assert vectors[0].cosine(vectors[1]) == pytest.approx(matrix.total[0][1], abs=1e-12)
+    for name, found in matrix.by_parameter.items():
+        rows = torch.stack([flat(v, [name]) for v in vectors])
+        expected = torch.nn.functional.cosine_similarity(rows[:, None], rows, dim=2)
+        expected[(rows == 0).all(dim=1)] = expected[:, (rows == 0).all(dim=1)] = math.nan
+        torch.testing.assert_close(
+            torch.tensor(found, dtype=torch.float64), expected, atol=1e-7, rtol=0, equal_nan=True
+        )
 
 
 @given(st.floats(0.01, 100), st.integers(0, 20))

@@ -33,6 +33,7 @@ def figures():
         "transfer": recommend_scales(gammas=(0.792, -0.637), margin=0.2).transfer.figure,
         "cosines": cosines.figure,
         "layers": cosines.layer_figure,
+        "parts": cosines.parts_figure,
         "ranks": stable_ranks(base).figure,
         "linearity": cross_task_linearity(base, fox, clock, rows(0)).figure,
         "alignment": Alignment((0.6, 0.3, 0.1), (1.0, 0.9, 0.8), (0.7, 0.6, 0.5), (0.7, 0.7, 0.65)).figure,
@@ -45,6 +46,7 @@ EXPECTED = {
     "transfer": ["λ of task 1", "λ of task 2", "closed form"],
     "cosines": ["Cosine between task vectors", "clock"],
     "layers": ["layer", "Frobenius norm", "outside"],
+    "parts": ["Cosine between fox and clock", "layer 1", "mlp.fc1", "outside"],
     "ranks": ["stable rank", "QKV", "MLP-2"],
     "linearity": ["coefficient", "addition", "negation of fox", "layer"],
     "alignment": ["epoch", "cosine"],
@@ -76,4 +78,4 @@ def test_values_that_are_not_there_are_drawn_as_gaps() -> None:
     other = TaskVector.from_tensors({name.format(0): torch.eye(3)}, name="other")
     cosines = cosine_matrix([one, other])
     assert cosines.by_layer["1"][0][1] != cosines.by_layer["1"][0][1]  # nan
-    assert len(render({"layers": cosines.layer_figure})) == 2
+    assert len(render({"layers": cosines.layer_figure, "parts": cosines.parts_figure})) == 4
