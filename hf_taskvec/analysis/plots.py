@@ -273,12 +273,14 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
         for number, (label, (x, y)) in enumerate(landscape.points.items()):
             marker = {"marker": look(number)["marker"], "color": "white", "markeredgecolor": "black", "markersize": 9}
             axes.plot([x], [y], linestyle="", **marker)
+            beyond = x > (landscape.x[0] + landscape.x[-1]) / 2  # its name goes where there is room
             halo = [withStroke(linewidth=3, foreground="white")]
             axes.annotate(
                 label.replace("θ_0", "θ₀"),
                 (x, y),
-                xytext=(7, 7),
+                xytext=(-7 if beyond else 7, 7),
                 textcoords="offset points",
+                ha="right" if beyond else "left",
                 path_effects=halo,
                 fontsize=10,
             )
