@@ -155,8 +155,10 @@ class Computed(Delta):
                 there, found = (
                     (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
                 )
-                # In fp64 the product is rounded first, as for a stored change: the same bits. In fp32 it is exact.
-                there.add_(found, alpha=weight) if found.dtype == out.dtype else there.add_(found.to(out).mul_(weight))
+                if out.dtype == torch.float32:  # `Sum` asks for it with whole weights only, which keep all bits
+                    there.add_(found.to(out.device), alpha=weight)
+                else:  # the product rounded first, as for a stored change: the same bits
+                    there.add_(found.to(out).mul_(weight))
 
 
 class _Once:

@@ -54,6 +54,17 @@ class Pushed:
     pull_request: str | None = None
 
 
+def check_repository(repo_id: str) -> None:
+    """Refuse what cannot be the name of a Hub repository."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise BadValueError(f"{repo_id!r} is not a name for a Hub repository: {str(error).splitlines()[0]}") from None
+
+
 def push_folder(
     folder: str | Path,
     repo_id: str,
@@ -90,13 +101,8 @@ def push_folder(
         progress: show progress bars; by default on a terminal.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise BadValueError(f"{repo_id!r} is not a name for a Hub repository: {str(error).splitlines()[0]}") from None
+    check_repository(repo_id)
     artifact = open_artifact(folder)
     files = what_is_pushed(
         folder, repo_id, report=report, base_model=base_model, datasets=datasets, purpose=purpose, token=token
@@ -304,15 +310,14 @@ def _bars(progress: bool | None) -> Iterator[None]:
     """huggingface_hub's progress bars, shown or not."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    shown = sys.stderr.isatty() if progress is None else progress
-    if shown or are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
+    before = not are_progress_bars_disabled()
+    shown = (before and sys.stderr.isatty()) if progress is None else progress
+    switch = {True: enable_progress_bars, False: disable_progress_bars}
+    switch[shown]()
     try:
         yield
     finally:
-        enable_progress_bars()
+        switch[before]()
 
 
 _ADVICE = {

@@ -24,7 +24,28 @@ _VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|
 _PERHAPS_CONV1D = re.compile(r"(^|\.)h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight$")
 _PERHAPS_TIED = re.compile(r"(^|\.)(embed_\w+|wte|wpe|word_embeddings)\.weight$")
 _PEFT_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 _PEFT_OWN = re.compile(r"\.(lora_\w+|modules_to_save|trainable_tokens_\w+)(\.|$)")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a parameter belongs to, if any.
+
+    >>> layer_of("transformer.h.11.ln_1.bias"), layer_of("lm_head.weight")
+    (11, None)
+    """
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def part_of(name: str) -> str:
+    """What a parameter is within its layer, or within the model.
+
+    >>> part_of("model.layers.3.mlp.up_proj.weight"), part_of("model.embed_tokens.weight")
+    ('mlp.up_proj', 'embed_tokens')
+    """
+    found = _LAYER.search(name)
+    return (name[found.end() :] if found else name.removeprefix("model.")).removesuffix(".weight")
 
 
 @dataclass(frozen=True)

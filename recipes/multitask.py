@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> Results:
             rounds=number,
             steps_per_round=steps,
             merge=config.ends_round,
+            overwrite=config.force,
         )
         processes().wait_for_everyone()
 

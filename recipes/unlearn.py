@@ -127,6 +127,8 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     # 8. The Hub.
     if config.push_to_hub and "the model" in files:
         push(files["the model"], config.push_to_hub, output)
+    elif config.push_to_hub:
+        say("nothing was pushed: no λ was chosen, so there is no model to push")
     return report
 
 

@@ -211,7 +211,7 @@ def test_show_and_compare_for_scripts(taskvec: Run, edited: Edited, tmp_path: Pa
     small.save(tmp_path / "small")
     compared = taskvec("compare", "a=vector", f"b={tmp_path / 'small'}", "-o", tmp_path / "heat.png", "--json").json
     assert compared["cosines"][0][1] == pytest.approx(edited.vector.cosine(small))
-    assert set(compared["layers"]) == {"layer 0", "layer 1", "other"}
+    assert set(compared["layers"]) == {"layer 0", "layer 1", "outside"}
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
     assert "compare" in json.loads((tmp_path / "heat.png.command.json").read_text())["commands"][0]
     three = taskvec(

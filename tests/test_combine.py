@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import DTYPES, TinyModels, added, make, tensors, tuned_copy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_taskvec import TaskVector, combine, rules
 from hf_taskvec.arithmetic import Sum, round_once
@@ -272,6 +273,24 @@ def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
     found = torch.empty_like(base)
     Sum(LARGE, merged["w"], InMemory(base), weight).into(found, "w")
     assert torch.equal(found.view(torch.int16), exact.view(torch.int16))
+
+
+def test_a_computed_change_meets_a_model_on_another_device() -> None:
+    """What is computed on the CPU is moved before it is added; the meta device stands for a GPU."""
+
+    class OneDevice(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = [each for each in args if isinstance(each, torch.Tensor) and each.dim()]
+            if "copy" not in str(function):
+                assert len({each.device.type for each in found}) <= 1, function
+            return function(*args, **(kwargs or {}))
+
+    merged = combine(some_vectors(2), "ties")
+    name = "model.layers.0.mlp.fc1.weight"
+    for dtype, weight in ((torch.float32, 1.0), (torch.float64, 0.5)):
+        out = torch.zeros(40, 30, dtype=dtype, device="meta")
+        with OneDevice():
+            merged[name][0].delta.add_rows(out, 0, 40, weight)
 
 
 def test_random_masks_are_the_same_everywhere() -> None:
@@ -536,8 +555,10 @@ def test_bad_input_is_refused_by_name(models: TinyModels) -> None:
         combine([a, "b"])  # type: ignore[list-item]
     with pytest.raises(BadValueError, match="3 vectors and 2 weights"):
         combine([a, b, c], weights=[1.0, 1.0])
-    with pytest.raises(BadValueError, match="3 vectors and one number"):
-        combine([a, b, c], weights=0.5)  # type: ignore[arg-type]
+    for weights in (0.5, "abc", {1.0, 2.0, 3.0}):
+        with pytest.raises(BadValueError, match="must be a list of numbers, one for each vector"):
+            combine([a, b, c], weights=weights)  # type: ignore[arg-type]
+    assert combine([a, b], weights=torch.tensor([1.0, -0.5])) == combine([a, b], weights=[1.0, -0.5])  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="weight of nan"):
         combine([a, b], weights=[1.0, float("nan")])
     with pytest.raises(MissingNameError, match=r"'ties' has no option 'densty'. Did you mean 'density'\?"):

@@ -11,6 +11,7 @@ import tiny
 import torch
 from edited import Edited
 from hub_server import OTHER_TOKEN, HubServer
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -292,9 +293,19 @@ def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_p
 # Progress and memory
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_progress_bar(hub: HubServer, merged: Path, capfd: pytest.CaptureFixture[str], shown: bool) -> None:
-    push_folder(merged, REPO, progress=shown)
+def test_a_progress_bar(
+    hub: HubServer, merged: Path, capfd: pytest.CaptureFixture[str], shown: bool, before: bool
+) -> None:
+    """As asked, whatever others have switched on or off; and left as it was."""
+    was_off = are_progress_bars_disabled()
+    enable_progress_bars() if before else disable_progress_bars()
+    try:
+        push_folder(merged, REPO, progress=shown)
+        assert are_progress_bars_disabled() is not before
+    finally:
+        disable_progress_bars() if was_off else enable_progress_bars()
     assert ("model.safetensors: 100%" in capfd.readouterr().err) is shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -117,6 +118,20 @@ def test_a_finished_run_is_not_repeated(
         main(flags(folder / "out", "--rounds", "4", "1", seed=1))
 
 
+def test_force_begins_anew(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+    """With other settings, and with the same ones."""
+    shutil.copytree(folder / "out", folder / "again")
+    other = main(flags(folder / "again", "--rounds", "1", "--force", "true", seed=1))
+    assert other.outcomes != results.outcomes[:1]
+    assert main(flags(folder / "again", "--rounds", "4", "1", "--force", "true")) == results
+
+
+def test_rounds_that_do_not_fit_into_memory(main: Callable[[list[str]], Results], tmp_path: Path) -> None:
+    with pytest.raises(TaskVectorError, match="too little memory"):
+        main(flags(tmp_path / "large", "--rounds", "1", batch_size=100_000_000))
+    assert not (tmp_path / "large" / "stages").exists()
+
+
 def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Results], folder: Path) -> None:
     """ATM is the same loop with another merge; LoRA the same with factors."""
     options = [
@@ -185,6 +200,9 @@ def test_every_setting_is_explained_and_every_config_loads(capsys: pytest.Captur
         (["--density", "1.5"], "above 0 and at most 1"),
         (["--merge-scale", "0"], "other than 0"),
         (["--evaluations", "1"], "at least 2"),
+        (["--final", "interpolate"], "between two vectors"),
+        (["--words", "-5"], "words=-5 must be at least 200"),
+        (["--hidden-size", "0"], "hidden_size=0 must be at least 4"),
         (["--books", "one.txt"], "brings its own books"),
         (["--base-model", "gpt2", "--books", "one.txt"], "at least two books"),
     ],

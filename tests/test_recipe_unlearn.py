@@ -21,6 +21,9 @@ import torch
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.embedded.library import library
 from hf_taskvec.evaluation import UnlearningReport
+from hf_taskvec.experiment.config import UnlearnConfig
+from hf_taskvec.experiment.materials import gather
+from hf_taskvec.experiment.options import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "unlearn.py"
@@ -279,6 +282,80 @@ def test_a_book_that_is_to_be_forgotten_and_kept(
     shutil.copy(texts[0].split("=")[1], tmp_path / "copy.txt")
     books = [texts[0], texts[1], f"retain={tmp_path}/copy.txt"]
     refused(user_flags(finished[0], books), "are the same text: a book cannot be forgotten and kept")
+
+
+def test_a_book_that_is_mostly_another(
+    finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
+) -> None:
+    longer = Path(texts[0].split("=")[1]).read_text() + "\n\nThe end.\n"
+    (tmp_path / "longer.txt").write_text(longer)
+    books = [texts[0], texts[1], f"retain={tmp_path}/longer.txt"]
+    refused(user_flags(finished[0], books), "are mostly the same text")
+
+
+def test_nothing_but_the_book_to_forget(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
+    refused(user_flags(finished[0], texts[:1]), "all books are to be forgotten")
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_what_is_given_is_looked_at_first(
+    embedded: bool, finished: tuple[Path, str], texts: list[str], refused: Any, models: Any, tmp_path: Path
+) -> None:
+    """A vector, an adapter or a model that is not there, is something else, or does not fit: before any training."""
+    arguments = flags() if embedded else user_flags(finished[0], texts)
+    for flag in ("--task-vector", "--adapter", "--joint-model", "--reference-model", "--tuned-model"):
+        refused([*arguments, flag, str(tmp_path / "nowhere")], "nowhere")
+    pair = models.pair("phi")
+    refused([*arguments, "--task-vector", str(pair.tuned)], "taskvec")
+    refused([*arguments, "--adapter", str(pair.tuned)], "adapter")
+    refused([*arguments, "--joint-model", str(pair.tuned)], "are not of one shape")
+    TaskVector.from_finetuned(pair.base, pair.tuned).save(tmp_path / "other")
+    refused([*arguments, "--task-vector", str(tmp_path / "other")], "shape|match")
+
+
+def test_another_vector_is_another_config(finished: tuple[Path, str]) -> None:
+    output = finished[0]
+    found = []
+    for folder, scale in (("one", 1.0), ("two", 2.0)):
+        (TaskVector.load(output / "vector") * scale).save(output.parent / folder / "vector")
+        given = gather(
+            parse(
+                UnlearnConfig,
+                [*flags(), "--task-vector", str(output.parent / folder / "vector")],
+                description=None,
+                configs=RECIPE.parent / "configs",
+                default="default",
+            )
+        )
+        found.append(given.inputs["task_vector"])
+    assert found[0] != found[1]
+
+
+def test_a_base_without_a_tokenizer(finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path) -> None:
+    shutil.copytree(stage(finished[0], "base"), tmp_path / "silent")
+    for path in (tmp_path / "silent").glob("tokenizer*"):
+        path.unlink()
+    refused([*user_flags(finished[0], texts), "--base-model", str(tmp_path / "silent")], "no tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--margin", "-1"], "margin=-1.0 must be above 0"),
+        (["--margin", "nan"], "margin=nan"),
+        (["--retain-bound", "-1"], "between 0 and 1"),
+        (["--evaluation-batch-size", "0"], "evaluation_batch_size=0 must be at least 1"),
+        (["--words", "0"], "words=0 must be at least 200"),
+        (["--block-stride", "0"], "block_stride=0"),
+        (["--lora-epochs", "0"], "lora_epochs=0"),
+        (["--layers", "0"], "layers=0"),
+        (["--hidden-size", "34"], "multiple of 4"),
+        (["--scales", "0"], "no λ but 0"),
+        (["--push-to-hub", "a b/c d"], "not a name for a Hub repository"),
+    ],
+)
+def test_numbers_that_make_no_sense(arguments: list[str], message: str, refused: Any) -> None:
+    refused([*flags(), *arguments], message)
 
 
 def test_a_model_that_is_not_causal(texts: list[str], refused: Any, finished: tuple[Path, str], tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def token_rows(data: Data, tokenizer: Any = None, max_length: int | None = None,
         raise BadValueError(f"max_length={max_length} leaves no next token to predict. Use 2 or more.")
     if isinstance(data, str):
         raise BadValueError(f"{what} is one text. Give a list of texts, or of token-id sequences.")
+    if not isinstance(data, Iterable):
+        raise BadValueError(f"{what} is a {type(data).__name__}. Give a list of texts, or of token-id sequences.")
     rows = []
     for number, item in enumerate(data):
         ids = _ids(item, tokenizer, what)[:max_length]
@@ -124,10 +126,10 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
 def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:
     """Refuse rows that the model cannot read: longer than its context, or with tokens that it does not have."""
     vocabulary = vocabulary_of(model)
-    largest = max(max(row) for row in rows)
-    if largest >= vocabulary or min(min(row) for row in rows) < 0:
+    wrong = next((token for row in rows for token in row if not 0 <= token < vocabulary), None)
+    if wrong is not None:
         raise BadValueError(
-            f"{what} holds the token {largest}, but the model has {vocabulary} tokens. Was it made with another tokenizer?"
+            f"{what} holds the token {wrong}, but the model has {vocabulary} tokens. Was it made with another tokenizer?"
         )
     # An architecture without a limit lacks it; GPT-2's n_positions is mapped to this name.
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)

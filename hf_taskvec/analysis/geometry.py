@@ -13,8 +13,8 @@ import torch
 
 from hf_taskvec import measure
 from hf_taskvec.analysis.forward import progress_bar
-from hf_taskvec.analysis.kinds import layer_of
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.names import layer_of
 from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 
@@ -103,12 +103,15 @@ def cosine_matrix(
             grams[layers[name]] += whole
             by_parameter[name] = _cosines(whole)
     total = torch.stack(list(grams.values())).sum(dim=0)
+    zero = [name for name, square in zip(named, total.diagonal().tolist(), strict=True) if square <= 0]
+    if zero:
+        raise BadValueError(f"{zero[0]} changes nothing, so it has no direction.")
     return CosineMatrix(
         tuple(named),
         _cosines(total),
-        tuple(total.diagonal().sqrt().tolist()),
+        tuple(total.diagonal().clamp_min(0).sqrt().tolist()),
         {layer: _cosines(gram) for layer, gram in grams.items()},
-        {layer: tuple(gram.diagonal().sqrt().tolist()) for layer, gram in grams.items()},
+        {layer: tuple(gram.diagonal().clamp_min(0).sqrt().tolist()) for layer, gram in grams.items()},
         by_parameter,
     )
 
@@ -125,6 +128,15 @@ def named_vectors(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> d
     """Vectors by name; of a sequence the expressions are the names, numbered where they are the same."""
     if isinstance(vectors, TaskVector):
         raise BadValueError("give two vectors or more, as a list or by name.")
+    others = [
+        each
+        for each in (vectors.values() if isinstance(vectors, Mapping) else vectors)
+        if not isinstance(each, TaskVector)
+    ]
+    if others:
+        raise BadValueError(
+            f"{others[0]!r} is not a task vector. TaskVector.load(...) reads a saved one, TaskVector.from_finetuned(base, tuned) makes one."
+        )
     if isinstance(vectors, Mapping):
         return dict(vectors)
     named: dict[str, TaskVector] = {}

@@ -165,9 +165,7 @@ def gradient_alignment(
         else:
             vectors.append(TaskVector.from_finetuned(base, each, name=f"epoch_{number}"))
     updates = [vectors[0], *(later - earlier for earlier, later in itertools.pairwise(vectors))]
-    for number, update in enumerate(updates, 1):
-        if not len(update):
-            raise BadValueError(f"epoch {number} changed nothing: its vector equals the one before.")
+    check_alike({f"epoch {number}": vector for number, vector in enumerate(vectors, 1)})
     named = {f"epoch {number}": update for number, update in enumerate(updates, 1)}
     if gradient is not None:
         named["the gradient"] = gradient
@@ -178,7 +176,10 @@ def gradient_alignment(
         owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
         gram[owners[:, None], owners] += measure.gram(name, [v[name] for v in named.values() if name in v])
     count = len(updates)
-    norms = gram.diagonal().sqrt()
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    for number, norm in enumerate(norms[:count].tolist(), 1):
+        if norm == 0:
+            raise BadValueError(f"epoch {number} changed nothing: its vector equals the one before.")
     shares = norms[:count] / norms[:count].sum()
     with_first = gram[0, :count] / (norms[0] * norms[:count])
     against, so_far = None, None

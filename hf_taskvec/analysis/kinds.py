@@ -73,26 +73,6 @@ def place_of(name: str) -> Place | None:
     return None if kind is None else Place(layer, kind, int(expert[1]) if expert else None)
 
 
-def layer_of(name: str) -> int | None:
-    """The number of the layer that a parameter belongs to, if any.
-
-    >>> layer_of("transformer.h.11.ln_1.bias"), layer_of("lm_head.weight")
-    (11, None)
-    """
-    found = re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.", name)
-    return int(found[1]) if found else None
-
-
-def part_of(name: str) -> str:
-    """What a parameter is within its layer, or within the model.
-
-    >>> part_of("model.layers.3.mlp.up_proj.weight"), part_of("model.embed_tokens.weight")
-    ('mlp.up_proj', 'embed_tokens')
-    """
-    inner = re.search(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)$", name)
-    return (inner[1] if inner else name.removeprefix("model.")).removesuffix(".weight")
-
-
 def is_transposed(name: str, shape: tuple[int, ...], conv1d: frozenset[str] | None = None) -> bool:
     """Whether outputs lie along axis 1, as GPT-2's `Conv1D` has it.
 

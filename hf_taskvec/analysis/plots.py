@@ -46,7 +46,7 @@ def parts_figure(cosines: "CosineMatrix") -> "Figure":
     from matplotlib.figure import Figure
 
     from hf_taskvec.analysis.geometry import OUTSIDE
-    from hf_taskvec.analysis.kinds import layer_of, part_of
+    from hf_taskvec.names import layer_of, part_of
 
     cells = {}
     for name, matrix in cosines.by_parameter.items():

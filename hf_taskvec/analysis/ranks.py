@@ -199,7 +199,8 @@ class LargeRows:
     @property
     def energy(self) -> float:
         """How much of the squared norm they hold."""
-        return (self.norms[self.index].square().sum() / self.norms.square().sum()).item()
+        whole = self.norms.square().sum().item()
+        return self.norms[self.index].square().sum().item() / whole if whole else 0.0
 
 
 def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:

@@ -180,6 +180,8 @@ def recommend_scales(
         add = _add(alpha, beta, c, irrelevant)
         forget = _forget(alpha, beta, c, irrelevant, gap)
     if gammas is not None:
+        if not isinstance(gammas, Sequence) or isinstance(gammas, str):
+            raise BadValueError(f"gammas={gammas!r} must be a list: one correlation for each task.")
         transfer = _transfer(tuple(_correlation(g, f"gammas[{i}]") for i, g in enumerate(gammas)), beta, c, margin)
     return Recommendation(alpha, add, forget, transfer)
 

@@ -161,7 +161,7 @@ def show(
 
 
 def _by_layer(values: dict[str, float]) -> dict[str, float]:
-    from hf_taskvec.analysis.kinds import layer_of
+    from hf_taskvec.names import layer_of
 
     sums: dict[str, float] = {}
     for name, value in values.items():
@@ -171,7 +171,7 @@ def _by_layer(values: dict[str, float]) -> dict[str, float]:
 
 
 def _layer(number: int | str | None) -> str:
-    return f"layer {number}" if str(number).isdigit() else "other"
+    return f"layer {number}" if str(number).isdigit() else "outside"
 
 
 def compare(

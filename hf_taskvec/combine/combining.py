@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hf_taskvec.combine.registry import Change, Parameter, find_rule, layer_of
+from hf_taskvec.combine.registry import Change, Parameter, find_rule
 from hf_taskvec.errors import BadValueError, MismatchError, some
+from hf_taskvec.names import layer_of
 from hf_taskvec.provenance import Provenance
 from hf_taskvec.vector import TaskVector, check_shape
 
@@ -75,9 +76,12 @@ def _labels(vectors: Sequence[TaskVector]) -> list[str]:
 def _check_weights(weights: Sequence[float] | None, count: int) -> list[float]:
     if weights is None:
         return [1.0] * count
-    if isinstance(weights, str | numbers.Real) or len(weights) != count:
-        given = "one number" if isinstance(weights, numbers.Real) else f"{len(weights)} weights"
-        raise BadValueError(f"there are {count} vectors and {given}. Give one weight for each vector.")
+    if hasattr(weights, "tolist"):  # an array or a tensor
+        weights = weights.tolist()
+    if not isinstance(weights, Sequence) or isinstance(weights, str):
+        raise BadValueError(f"weights={weights!r} must be a list of numbers, one for each vector.")
+    if len(weights) != count:
+        raise BadValueError(f"there are {count} vectors and {len(weights)} weights. Give one weight for each vector.")
     for weight in weights:
         if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not abs(float(weight)) < float("inf"):
             raise BadValueError(f"a weight of {weight!r} makes no sense: give finite numbers.")

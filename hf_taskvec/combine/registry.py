@@ -5,7 +5,7 @@ and computes nothing yet: sums are expressions, and what is not a sum is a `Comp
 """
 
 import inspect
-import re
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from hf_taskvec.arithmetic import Term
 from hf_taskvec.computed import Computed, Factored, Statistic, TileFunction
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.names import layer_of
 
 
 @dataclass(frozen=True)
@@ -197,22 +198,9 @@ def find_rule(name: str) -> Rule:
     return _RULES[name]
 
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
-
-
-def layer_of(name: str) -> int | None:
-    """The number of the layer in a parameter's name.
-
-    >>> layer_of("model.layers.11.mlp.fc1.weight"), layer_of("transformer.wte.weight")
-    (11, None)
-    """
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
-
-
 def share(name: str, value: Any) -> float:
     """A checked share: a number above 0 and at most 1."""
-    if isinstance(value, bool | str) or not isinstance(value, float | int) or not 0.0 < value <= 1.0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
         raise BadValueError(f"{name}={value!r}: a share must be above 0 and at most 1.")
     return float(value)
 

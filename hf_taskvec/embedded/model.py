@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from transformers import PhiForCausalLM, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
+HEADS = 4
 
 
 def train_tokenizer(text: str, vocabulary: int = 1024) -> "PreTrainedTokenizerFast":
@@ -32,7 +33,7 @@ def train_tokenizer(text: str, vocabulary: int = 1024) -> "PreTrainedTokenizerFa
 
 
 def make_phi(
-    vocabulary: int, *, hidden: int = 128, layers: int = 4, heads: int = 4, context: int = 192, seed: int = 0
+    vocabulary: int, *, hidden: int = 128, layers: int = 4, heads: int = HEADS, context: int = 192, seed: int = 0
 ) -> "PhiForCausalLM":
     """A `PhiForCausalLM` of random weights, about a million of them by default."""
     import torch

@@ -94,8 +94,9 @@ def _samples(report: UnlearningReport) -> str:
     scale, why = report.scales[-1], ""
     if report.choice is not None and report.choice.scale:
         scale = report.choice.scale
-    elif report.choice is not None:  # none was chosen: the one that leaves the book nearest to never seen
-        nearest = min(report.choice.candidates, key=lambda c: (abs(c.forget - c.target), abs(c.scale)))
+    elif report.choice is not None and any(c.scale for c in report.choice.candidates):
+        edits = [c for c in report.choice.candidates if c.scale]
+        nearest = min(edits, key=lambda c: (abs(c.forget - c.target), abs(c.scale)))
         scale, why = nearest.scale, ", where the book is nearest to its never-seen level"
     lines = [f"What it writes, before and after (λ = {scale:g}{why}):"]
     for book in report.books[:3]:

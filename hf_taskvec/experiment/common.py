@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hf_taskvec.embedded.model import HEADS
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.experiment.options import option
 from hf_taskvec.training.settings import TrainingSettings
 
@@ -75,6 +77,18 @@ class CommonConfig:
     force: bool = option(
         False, "Do everything again, also what is finished, and replace the results of other settings."
     )
+
+    def check(self) -> None:
+        """Refuse numbers that make no sense, before anything is read."""
+        least = {"words": 1, "block_length": 2, "block_stride": 1, "evaluation_batch_size": 1, "section_words": 1}
+        if self.embedded:
+            least |= {"words": 200, "general_words": 200, "layers": 1, "hidden_size": 4}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise BadValueError(f"{name}={value} must be at least {low}.")
+        if self.embedded and self.hidden_size % HEADS:
+            raise BadValueError(f"hidden_size={self.hidden_size} must be a multiple of {HEADS}, the number of heads.")
 
     @property
     def embedded(self) -> bool:

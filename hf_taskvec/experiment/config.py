@@ -10,6 +10,7 @@ from hf_taskvec.evaluation.books import ROLES, Role
 from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.options import option
+from hf_taskvec.hub import check_repository
 from hf_taskvec.training.settings import TrainingSettings
 
 # Given as paths: recorded by name and fingerprint instead.
@@ -76,6 +77,13 @@ class UnlearnConfig(CommonConfig):
             raise BadValueError(
                 "no books are given. Name your text files: --books forget=one.txt aligned=two.txt retain=three.txt."
             )
+        self.check()
+        if self.lora_epochs is not None and self.lora_epochs < 1:
+            raise BadValueError(f"lora_epochs={self.lora_epochs} must be at least 1.")
+        if not (self.margin > 0 and math.isfinite(self.margin)):
+            raise BadValueError(f"margin={self.margin} must be above 0.")
+        if not 0 <= self.retain_bound <= 1:
+            raise BadValueError(f"retain_bound={self.retain_bound} must be between 0 and 1: it is a share.")
         if self.prune_rows is not None and not 0 < self.prune_rows <= 1:
             raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
         if self.rank is not None and self.rank < 1:
@@ -84,6 +92,10 @@ class UnlearnConfig(CommonConfig):
             raise BadValueError(f"refine={self.refine} must be 0 or more.")
         if not self.scales or not all(math.isfinite(scale) for scale in self.scales):
             raise BadValueError(f"scales={self.scales} must be finite numbers.")
+        if not any(self.scales):
+            raise BadValueError("scales holds no λ but 0, which changes nothing. Give some, e.g. --scales 0 -0.5 -1.")
+        if self.push_to_hub is not None:
+            check_repository(self.push_to_hub)
         sources = [name for name in ("tuned_model", "adapter", "task_vector") if getattr(self, name)]
         if len(sources) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
@@ -101,6 +113,11 @@ class UnlearnConfig(CommonConfig):
             found.append((role, path))
         if found and not any(role == "forget" for role, _ in found):
             raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
+        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.correlation):
+            raise BadValueError(
+                "all books are to be forgotten, so there is nothing to train a reference model on. Give another book "
+                "(--books … retain=FILE), or pass --retrain false and --correlation false."
+            )
         return found
 
     @property

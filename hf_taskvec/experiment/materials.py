@@ -1,6 +1,7 @@
 """What the unlearning experiment starts from: the books, the base model and its tokenizer, checked before any long work."""
 
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from accelerate.utils import DistributedType
 from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.embedded.library import Library, library
 from hf_taskvec.embedded.model import make_phi, train_tokenizer
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import make_tasks
@@ -17,13 +18,18 @@ from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
+from hf_taskvec.extract import open_model
+from hf_taskvec.fit import check_fits
 from hf_taskvec.training import check_memory, estimate_memory
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.models import meta_model, open_base
+from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel
+
+_MOST_SHARED = 0.5  # of the shorter of two books
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def book_of(text: str, name: str, role: Role, config: CommonConfig) -> Book:
 
 
 def check_books(books: tuple[Book, ...]) -> None:
-    """Refuse the same text twice, and the same name."""
+    """Refuse the same text twice, or most of it, and the same name."""
     seen: dict[str, Book] = {}
     for book in books:
         if book.text and book.text in seen:
@@ -121,25 +127,36 @@ def check_books(books: tuple[Book, ...]) -> None:
                 "and kept. Give each role a book of its own."
             )
         seen[book.text] = book
+    runs = [_runs(book.text) for book in books]
+    for (one, first), (other, second) in combinations(zip(books, runs, strict=True), 2):
+        if first and second and len(first & second) > _MOST_SHARED * min(len(first), len(second)):
+            raise BadValueError(
+                f"{one.name} ({one.role}) and {other.name} ({other.role}) are mostly the same text: a book cannot be "
+                "forgotten and kept. Give each role a book of its own."
+            )
     names = [book.name for book in books]
     for name in names:
         if names.count(name) > 1:
             raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
 
 
+def _runs(text: str) -> set[int]:
+    """The runs of twelve words of a text, by their hashes."""
+    words = text.split()
+    return {hash(tuple(words[i : i + 12])) for i in range(len(words) - 11)}
+
+
 def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[str, str]:
-    """The name and fingerprint of everything that was given; a model of another shape than the base is refused."""
+    """The name and fingerprint of everything that was given; what does not fit the base is refused."""
     inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
-    if config.embedded:
-        inputs["base_model"] = config.base_model
-    else:
-        for name in ("base_model", "joint_model", "tuned_model", "reference_model"):
-            where = base if name == "base_model" else getattr(config, name)
-            if where is not None:
-                inputs[name] = _identified(where, base)
-        for name in ("adapter", "task_vector"):
-            if where := getattr(config, name):
-                inputs[name] = Path(where).name
+    inputs["base_model"] = config.base_model if config.embedded else _identified(base, base)
+    for name in ("joint_model", "tuned_model", "reference_model"):
+        if where := getattr(config, name):
+            inputs[name] = _identified(where, base)
+    if where := config.adapter or config.task_vector:
+        vector = TaskVector.from_adapter(where, base) if config.adapter else TaskVector.load(where)
+        check_fits(vector, open_model(base))
+        inputs["adapter" if config.adapter else "task_vector"] = f"{Path(where).name} {vector.fingerprint[:16]}"
     return inputs
 
 
@@ -147,7 +164,18 @@ def read_tokenizer(where: "str | Path") -> Any:
     """The tokenizer beside a model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(where)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where)
+        found = tokenizer("A few words.")["input_ids"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MissingFileError(f"{Path(where).name} has no tokenizer that can be read ({_first(error)}).") from None
+    if not found:
+        raise MissingFileError(f"{Path(where).name} has no tokenizer of its own. Save the model's tokenizer beside it.")
+    return tokenizer
+
+
+def _first(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
 
 
 def _check_memory(config: UnlearnConfig, model: Any) -> None:
@@ -159,6 +187,8 @@ def _check_memory(config: UnlearnConfig, model: Any) -> None:
         trainings.append(config.training(config.method))
     if config.joint_model is None or (config.retrain and config.reference_model is None):
         trainings.append(config.training(config.joint_method))
+    if config.correlation:
+        trainings.append(config.training("full"))
     for settings in trainings:
         precision = "bf16" if state.device.type == "cuda" else "fp32"
         estimate = estimate_memory(
@@ -172,10 +202,10 @@ def _check_memory(config: UnlearnConfig, model: Any) -> None:
         check_memory(estimate, state.device, sharing=state.num_processes if state.device.type == "cpu" else 1)
 
 
-def _identified(where: "str | Path", base: "str | Path") -> str:
+def _identified(where: "str | Path", base: Any) -> str:
     """A model's name and fingerprint; it must be of the base's architecture."""
     found = open_checkpoint(where)
-    expected = open_checkpoint(base)
+    expected = open_model(base)
     if {name: t.shape for name, t in found.tensors.items()} != {name: t.shape for name, t in expected.tensors.items()}:
         raise BadValueError(
             f"{found.name} and the base {expected.name} are not of one shape: they do not fit together."

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 
 from hf_taskvec.combine import combine, rules
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.options import option
 from hf_taskvec.multitask.rounds import Merge
@@ -73,7 +74,13 @@ class MultitaskConfig(CommonConfig):
             raise BadValueError("no rule is given for the last merge: --final mean.")
         if self.evaluations < 2:
             raise BadValueError(f"evaluations={self.evaluations}: finding λ takes at least 2.")
-        trial = [TaskVector.from_tensors({"w": torch.eye(2)}, name=name) for name in "ab"]
+        self.check()
+        if self.search == "bounded" and find_spec("scipy") is None:
+            raise UnsupportedError(
+                "--search bounded needs scipy: pip install 'hf-taskvec[search]', or use --search grid."
+            )
+        count = self.tasks if self.embedded else len(self.books or ())
+        trial = [TaskVector.from_tensors({"w": torch.eye(2)}, name=f"v{number}") for number in range(count)]
         for rule in {self.merge, *self.final}:
             combine(trial, rule, **self.options(rule))
         _ = self.training

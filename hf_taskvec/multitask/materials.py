@@ -13,7 +13,7 @@ from hf_taskvec.experiment.materials import book_of, check_books, read_book, rea
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
 from hf_taskvec.multitask.config import MultitaskConfig
 from hf_taskvec.multitask.exchange import gather_by_task, is_mine
-from hf_taskvec.multitask.rounds import Task
+from hf_taskvec.multitask.rounds import Task, check_rounds_memory
 from hf_taskvec.multitask.scores import Held, held_out
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.models import meta_model, open_base
@@ -74,6 +74,7 @@ def gather(config: MultitaskConfig) -> Materials:
         )
     if config.method == "lora":
         check_targets(meta_model(source.config), config.training.targets)
+    check_rounds_memory(source.config, config.training, config.block_length)
     held = {n: held_out(book, tokenizer, config.block_length) for n, book in mine.items()}
     blocks = {n: training_blocks((book,), tokenizer, config) for n, book in mine.items()}
     prints = gather_by_task({n: book.fingerprint for n, book in mine.items()}, len(names))

@@ -11,6 +11,7 @@ Tasks are spread over processes: task i belongs to process i modulo their number
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -82,6 +83,7 @@ def run_rounds(
     rounds: int,
     steps_per_round: int,
     merge: Merge | None = None,
+    overwrite: bool = False,
     progress: bool | None = None,
 ) -> Trace:
     """Train all tasks in rounds. The folder then holds the trace, and in `tasks` the last vector of each.
@@ -99,6 +101,7 @@ def run_rounds(
         rounds: how many.
         steps_per_round: of the optimiser, for each task.
         merge: the mean by default.
+        overwrite: start anew, whatever rounds the folder holds.
         progress: show progress bars; by default on a terminal.
     """
     merge = merge or Merge()
@@ -110,10 +113,7 @@ def run_rounds(
     owned = [number for number in range(len(tasks)) if is_mine(number)]
     blocks = together(accelerator, lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
     precision = resolve_precision(settings, accelerator)
-    longest = max((each.length for each in blocks.values()), default=2)
-    estimate = estimate_memory(source.config, settings, longest, precision=precision)
-    on_cpu = accelerator.device.type == "cpu"
-    check_memory(estimate, accelerator.device, sharing=accelerator.num_processes if on_cpu else 1)
+    check_rounds_memory(source.config, settings, max((each.length for each in blocks.values()), default=2))
     worker = Worker(source, settings, precision)
     data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
@@ -128,6 +128,8 @@ def run_rounds(
     if not same_everywhere([key]):
         raise BadValueError("the base differs between processes: load the same model in each of them.")
     run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
+    if overwrite:
+        together(accelerator, partial(_forget, folder), main_only=True)
     center, trace = together(accelerator, lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
     for number in range(len(trace.rounds), rounds):
         # A task that fails in one process fails in all: none waits for its weights.
@@ -140,6 +142,15 @@ def run_rounds(
         together(accelerator, save, main_only=True)
     worker.put(center)
     return trace
+
+
+def check_rounds_memory(config: Any, settings: TrainingSettings, block_length: int) -> None:
+    """Refuse rounds that do not fit into memory, by an estimate."""
+    accelerator = make_accelerator()
+    precision = resolve_precision(settings, accelerator)
+    estimate = estimate_memory(config, settings, block_length, precision=precision)
+    on_cpu = accelerator.device.type == "cpu"
+    check_memory(estimate, accelerator.device, sharing=accelerator.num_processes if on_cpu else 1)
 
 
 def _read(task: Task, vocabulary: int, context: int | None) -> Blocks:
@@ -243,6 +254,13 @@ def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:
     save_file(center, fresh, metadata={"rounds": json.dumps([key, trace.to_json()])})
     fresh.replace(folder / STATE)
     trace.save(folder / TRACE)
+
+
+def _forget(folder: Path) -> None:
+    """Remove what a run has left; nothing else is ours."""
+    for name in (STATE, f".{STATE}.partial", TRACE):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / TASKS, ignore_errors=True)
 
 
 def _resume(folder: Path, key: str, worker: Worker, tasks: Sequence[Task]) -> tuple[Weights, Trace]:

@@ -115,6 +115,11 @@ def test_bad_vectors() -> None:
         cosine_matrix(one)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="changes nothing"):
         cosine_matrix({"a": one, "b": one - one})
+    zeros = TaskVector.from_tensors({name: torch.zeros(shape) for name, shape in SHAPES.items()}, name="zeros")
+    with pytest.raises(BadValueError, match="zeros changes nothing"):
+        cosine_matrix([one, zeros])
+    with pytest.raises(BadValueError, match="is not a task vector"):
+        cosine_matrix(["one", "other"])  # type: ignore[list-item]
     other = TaskVector.from_tensors({"model.norm.weight": torch.ones(7)})
     with pytest.raises(MismatchError, match="different sizes"):
         cosine_matrix([one, other])
