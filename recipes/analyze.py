@@ -12,6 +12,7 @@ linearity, the vectors' alignment with the gradient, and the loss landscape. Eve
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
@@ -22,11 +23,14 @@ import torch
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.analysis import (
+    PRACTICAL_MARGIN,
+    CorrelationMatrix,
     Edited,
     Ranks,
     correlation_matrix,
     cosine_matrix,
     cross_task_linearity,
+    effective_ranks,
     gradient_alignment,
     large_rows,
     loss_landscape,
@@ -34,7 +38,8 @@ from hf_taskvec.analysis import (
     stable_ranks,
 )
 from hf_taskvec.checkpoint import open_checkpoint
-from hf_taskvec.errors import BadValueError, MissingFileError
+from hf_taskvec.errors import BadValueError, MissingFileError, OutputError
+from hf_taskvec.experiment.materials import read_tokenizer
 from hf_taskvec.figures import render
 from hf_taskvec.provenance import label_for
 
@@ -45,9 +50,14 @@ class Report:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines: list[str] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder.name} cannot be made a folder for the report ({error.strerror}).") from None
 
     def section(self, title: str, *text: str) -> None:
+        if self.lines:
+            self.save()  # what is there stays, whatever comes
         print(f"· {title}", flush=True)
         self.lines += [f"## {title}", "", *(line for part in text for line in (part, ""))]
 
@@ -100,21 +110,33 @@ def analyze(options: argparse.Namespace) -> Path:
         raise BadValueError(
             f"--data needs {len(options.tuned)} files, one for each fine-tune, not {len(options.data)}."
         )
-    for file in options.data or ():
-        if not file.is_file():
-            raise MissingFileError(f"there is no file {file.name!r} at the given path.")
+    for name in names:
+        if not re.fullmatch(r"[\w .-]+", name):
+            raise BadValueError(f"--names {name}: use letters, digits and _ only, as for a file.")
+    for option, least in {"rows": 2, "max_length": 2, "batch_size": 1}.items():
+        if getattr(options, option) < least:
+            raise BadValueError(f"--{option.replace('_', '-')} must be at least {least}.")
+    if options.landscape and options.landscape < 2:
+        raise BadValueError(f"--landscape {options.landscape}: a grid has two points along a side at least.")
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadValueError(f"--device {options.device} cannot be used ({str(error).splitlines()[0]}).") from None
+    # All that is given is opened before the work begins.
     config = open_checkpoint(options.base).config
     vectors = {name: open_vector(where, options.base, name) for name, where in zip(names, options.tuned, strict=True)}
+    for epoch in options.epochs:
+        open_checkpoint(epoch)
+    data = None if options.data is None else read_data(options, names, config)
     report = Report(options.output)
     report.lines += [f"# {Path(options.base).name}: what its fine-tunes tell", ""]
     geometry(report, vectors)
     ranks(report, options.base, vectors, config)
+    gradient = None if data is None else forward_passes(report, options, vectors, data)
     if options.epochs:
-        epochs(report, options)
-    if options.data is None:
+        epochs(report, options, gradient)
+    if data is None:
         report.section("With texts", "Give a text for each fine-tune (`--data`) for what needs forward passes.")
-    else:
-        forward_passes(report, options, vectors)
     return report.save()
 
 
@@ -134,13 +156,15 @@ def open_vector(where: str, base: str, name: str) -> TaskVector:
 def has_file(where: str, file: str) -> bool:
     if Path(where).is_dir():
         return (Path(where) / file).exists()
-    from huggingface_hub import file_exists
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import file_exists, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     try:
         return file_exists(where, file)
     except HFValidationError:
         raise MissingFileError(f"{Path(where).name!r} is neither a folder here nor a Hub id.") from None
+    except (OfflineModeIsEnabled, HfHubHTTPError, HTTPError, ConnectionError):
+        return isinstance(try_to_load_from_cache(where, file), str)
 
 
 # From the weights alone.
@@ -183,6 +207,13 @@ def ranks(report: Report, base: str, vectors: dict[str, TaskVector], config: Any
         )
         rows.append([name, f"{each.harmonic_mean():.2f}", by_kind, neurons(vectors.get(name))])
     report.table(["of", "harmonic mean", "mean by kind", "large rows: share, energy"], rows)
+    for name, vector in vectors.items():
+        if vector.is_low_rank:  # of a dense vector it takes a decomposition of every matrix
+            needed = effective_ranks(vector, 0.9).values()
+            report.text(
+                f"{name}: its factors have rank {max(vector.rank(each) for each in vector)} or less; 90 % of the squared norm of a "
+                f"matrix are in {sum(needed) / len(needed):.1f} singular values on average ({min(needed)} to {max(needed)})."
+            )
     for name, each in found.items():
         file = f"ranks_{label_for(name)}"
         report.figure(file, each.figure, f"ranks and norms of {name} by layer")
@@ -199,36 +230,46 @@ def neurons(vector: TaskVector | None) -> str:
     return f"{mean[0]:.0%}, {mean[1]:.0%}"
 
 
-def epochs(report: Report, options: argparse.Namespace) -> None:
+def epochs(report: Report, options: argparse.Namespace, gradient: TaskVector | None) -> None:
     report.section(
         "Epoch by epoch",
         "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has the largest share, "
         "and the next ones keep a cosine above 0.8 with it).",
     )
-    alignment = gradient_alignment(options.epochs, base=options.base)
-    report.table(
-        ["epoch", "share", "cosine with the first"],
-        [
-            [str(number), f"{share:.1%}", f"{cosine:.3f}"]
-            for number, (share, cosine) in enumerate(zip(alignment.shares, alignment.with_first, strict=True), 1)
-        ],
-    )
+    alignment = gradient_alignment(options.epochs, gradient, base=options.base)
+    columns = {"share": [f"{share:.1%}" for share in alignment.shares]}
+    columns["cosine with the first"] = [f"{cosine:.3f}" for cosine in alignment.with_first]
+    if alignment.update_with_gradient is not None and alignment.vector_with_gradient is not None:
+        columns["with the negative gradient"] = [f"{cosine:+.3f}" for cosine in alignment.update_with_gradient]
+        columns["all epochs so far, with it"] = [f"{cosine:+.3f}" for cosine in alignment.vector_with_gradient]
+    rows = [[str(number), *cells] for number, cells in enumerate(zip(*columns.values(), strict=True), 1)]
+    report.table(["epoch", *columns], rows)
     report.figure("epochs", alignment.figure, "shares and cosines by epoch")
 
 
 # With forward passes.
 
 
-def forward_passes(report: Report, options: argparse.Namespace, vectors: dict[str, TaskVector]) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.base)
-    model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32).to(options.device).eval()
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or options.max_length
-    length = min(options.max_length, limit)
-    data = {
-        name: read_rows(file, tokenizer, length, options.rows) for name, file in zip(vectors, options.data, strict=True)
+def read_data(options: argparse.Namespace, names: Sequence[str], config: Any) -> dict[str, list[list[int]]]:
+    """Rows of tokens of each text."""
+    for file in options.data:
+        if not file.is_file():
+            raise MissingFileError(f"there is no file {file.name!r} at the given path.")
+    tokenizer = read_tokenizer(options.base)
+    context = config.get("max_position_embeddings") or config.get("n_positions") or options.max_length
+    length = min(options.max_length, context)
+    return {
+        name: read_rows(file, tokenizer, length, options.rows) for name, file in zip(names, options.data, strict=True)
     }
+
+
+def forward_passes(
+    report: Report, options: argparse.Namespace, vectors: dict[str, TaskVector], data: dict[str, list[list[int]]]
+) -> TaskVector:
+    """Everything that runs the model; gives the gradient step on the first text."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.float32).to(options.device).eval()
     shared = {"batch_size": options.batch_size}
     if len(vectors) > 1:
         correlations(report, options, model, vectors, data)
@@ -241,21 +282,26 @@ def forward_passes(report: Report, options: argparse.Namespace, vectors: dict[st
             columns = ("1 − cosine", "1 − baseline", "coefficient")
             report.table(["kind", *columns], [[line["kind"], *(f"{line[c]:.3g}" for c in columns)] for line in last])
             report.figure(f"linearity_{one}_{other}", linearity.figure, "cross-task linearity by layer")
-    gradients(report, options, model, vectors, data)
+    gradient = gradients(report, options, model, vectors, data)
     if options.landscape and len(vectors) > 1:
         one, other = list(vectors)[:2]
         report.section(f"Landscape: {one} and {other}", "The loss on the plane through the base and both fine-tunes.")
         kept = options.output / "points"
-        landscape = loss_landscape(
-            model,
-            vectors[one],
-            vectors[other],
-            {n: data[n] for n in (one, other)},
-            size=options.landscape,
-            output=kept,
-            **shared,
-        )
-        report.figure("landscape", landscape.figure, "loss on the plane through two fine-tunes")
+        try:
+            landscape = loss_landscape(
+                model,
+                vectors[one],
+                vectors[other],
+                {n: data[n] for n in (one, other)},
+                size=options.landscape,
+                output=kept,
+                **shared,
+            )
+        except BadValueError as error:  # vectors that lie on a line span no plane
+            report.text(f"Not drawn: {error}")
+        else:
+            report.figure("landscape", landscape.figure, "loss on the plane through two fine-tunes")
+    return gradient
 
 
 def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> list[list[int]]:
@@ -304,6 +350,32 @@ def correlations(
     one, other = list(vectors)[:2]
     recommended = recommend_scales(found[one, other])
     report.text(*(f"{one}, {other}: {region.why}" for region in (recommended.add, recommended.forget) if region))
+    if len(vectors) > 2:
+        transfers(report, list(vectors), found)
+
+
+def transfers(report: Report, names: list[str], found: CorrelationMatrix) -> None:
+    """Theorem 3: each task in turn as one that no vector was trained on."""
+    report.section(
+        "Transfer",
+        "What Theorem 3 promises if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them and the task.",
+    )
+    rows = []
+    for target in names:
+        others = [name for name in names if name != target]
+        try:
+            transfer = recommend_scales(
+                gammas=[found[target, other] for other in others], margin=PRACTICAL_MARGIN
+            ).transfer
+        except BadValueError as error:
+            rows.append([target, ", ".join(others), str(error), "–"])
+            continue
+        assert transfer is not None
+        scales = ", ".join(f"{scale:+.2f}".replace("-", "−") for scale in transfer.scales or ())
+        rows.append([target, ", ".join(others), transfer.verdict, scales or "–"])
+        if len(others) == 2:
+            report.figure(f"transfer_{label_for(target)}", transfer.figure, f"Theorem 3's region for {target}")
+    report.table(["task", "from the vectors of", "verdict", "λ"], rows)
 
 
 def span(region: Any) -> str:
@@ -318,7 +390,7 @@ def gradients(
     model: Any,
     vectors: dict[str, TaskVector],
     data: dict[str, list[list[int]]],
-) -> None:
+) -> TaskVector:
     report.section(
         "Gradients",
         "The cosine of each vector with the negative gradient of the loss at the base, on its own text and on the others'. After one "
@@ -330,6 +402,7 @@ def gradients(
     }
     table = [[name, *(f"{vector.cosine(step):+.3f}" for step in steps.values())] for name, vector in vectors.items()]
     report.table(["vector", *(f"gradient on {name}" for name in steps)], table)
+    return next(iter(steps.values()))
 
 
 if __name__ == "__main__":

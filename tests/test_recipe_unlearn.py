@@ -322,7 +322,7 @@ def test_another_vector_is_another_config(finished: tuple[Path, str]) -> None:
             parse(
                 UnlearnConfig,
                 [*flags(), "--task-vector", str(output.parent / folder / "vector")],
-                description=None,
+                description="",
                 configs=RECIPE.parent / "configs",
                 default="default",
             )

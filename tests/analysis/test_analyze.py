@@ -60,6 +60,19 @@ def test_everything(folder: Path, tmp_path: Path) -> None:
     for name in shown:
         assert (tmp_path / name).stat().st_size > 5000 and (tmp_path / name).with_suffix(".svg").exists()
     assert str(folder) not in report  # no path of the machine
+    assert "with the negative gradient" in report  # epoch by epoch
+    assert "lora: its factors have rank 4 or less; 90 %" in report
+
+
+def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> None:
+    """Each task may be the one without a vector; `saved` is half of `full`, and spans no plane with it."""
+    texts = [folder / "lamps.txt", folder / "lamps.txt", folder / "boats.txt"]
+    options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
+    result = analyze(folder / "base", folder / "full", folder / "saved", folder / "lora", *options)
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "analysis.md").read_text("utf-8")
+    assert "## Transfer" in report and "| lora | full, saved |" in report
+    assert "Not drawn: the two vectors are parallel" in report
 
 
 def test_weights_alone(folder: Path, tmp_path: Path) -> None:
@@ -73,12 +86,22 @@ def test_weights_alone(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input(folder: Path, tmp_path: Path) -> None:
-    base, full = folder / "base", folder / "full"
+    base, full, empty = folder / "base", folder / "full", tmp_path / "empty.txt"
+    empty.write_text("")
+    taken = analyze(base, full, "--output", empty)
+    assert taken.returncode == 1 and "empty.txt cannot be made a folder" in taken.stderr
     for arguments, message in [
         ([full, full, "--names", "a", "a"], "2 different names"),
         ([full, "--data", tmp_path / "missing.txt"], "no file 'missing.txt'"),
         ([full, folder / "lora", "--data", folder / "lamps.txt"], "2 files"),
         ([tmp_path / "nothing"], "neither a folder here nor a Hub id"),
+        ([full, folder / "lora", "--names", "a/x", "b"], "as for a file"),
+        ([full, "--landscape", 1], "two points along a side"),
+        ([full, "--batch-size", 0], "--batch-size must be at least 1"),
+        ([full, "--max-length", 0], "--max-length must be at least 2"),
+        ([full, "--device", "gpu"], "--device gpu cannot be used"),
+        ([full, "--epochs", tmp_path / "nothing"], "nothing"),
+        ([full, "--data", empty], "empty.txt gives 0 rows"),
     ]:
         result = analyze(base, *arguments, "--output", tmp_path / "out")
         assert result.returncode == 1 and message in result.stderr and "Traceback" not in result.stderr
