@@ -19,15 +19,15 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>")
 
 
-def tiny_llama(context: int = 256, seed: int = 0):
+def tiny_llama(context: int = 256, seed: int = 0, width: int = 32):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=400,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=context,
