@@ -82,7 +82,7 @@ def apply(
         raise OutputError("the output folder is the base's own folder. Choose another.")
     check_fits(vector, checkpoint, strict_base, may_grow=True)
     files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
-    job = _job_key(scaled, files)
+    job = _job_key(vector, scale, files)
     ranks = _Ranks()
     if ranks.is_main:
         check_replaceable(final, RECORD, overwrite)
@@ -135,14 +135,14 @@ def _plan(
     return {file: {raw: tensors[raw] for raw in names} for file, names in layout.items()}
 
 
-def _job_key(vector: TaskVector, files: Mapping[str, Mapping[str, _Tensor]]) -> str:
+def _job_key(vector: TaskVector, scale: float, files: Mapping[str, Mapping[str, _Tensor]]) -> str:
     """What an interrupted run must agree in to be resumed: the vector, the base, and the output's layout."""
     layout = [
         [file, name, dtype_name(tensor.spec.dtype), tensor.source.identity]
         for file, each in files.items()
         for name, tensor in each.items()
     ]
-    return hashlib.sha256(json.dumps([__version__, vector.fingerprint, layout]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([__version__, vector.fingerprint, float(scale), layout]).encode()).hexdigest()
 
 
 def _device(device: str | torch.device) -> torch.device:

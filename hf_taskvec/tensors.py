@@ -66,11 +66,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def samples(tensor: torch.Tensor) -> bytes:
     """The first, middle and last bytes of a tensor: enough to tell another model, not another element."""
-    flat = tensor.detach().reshape(-1)
-    count = _SAMPLE // max(1, tensor.element_size())
-    middle = max(0, flat.numel() // 2 - count // 2)
-    pieces = [flat[:count], flat[middle : middle + count], flat[-count:]]
-    return b"".join(piece.contiguous().view(torch.uint8).numpy().tobytes() for piece in pieces if piece.numel())
+    data, size = tensor_bytes(tensor.detach()), tensor.element_size()
+    count = _SAMPLE // size
+    middle = max(0, tensor.numel() // 2 - count // 2)
+    pieces = ((0, count), (middle, middle + count), (max(0, tensor.numel() - count), tensor.numel()))
+    return b"".join(data[start * size : stop * size] for start, stop in pieces)
 
 
 def describe(value: object) -> str:
