@@ -115,6 +115,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             reference=never,
             margin=config.margin,
             retain_bound=config.retain_bound,
+            certain=config.certain,
             **options,
         )
     if never is not None:

@@ -19,12 +19,13 @@ class Candidate:
     """One λ, on the half of the passages that chooses.
 
     `forget` is the score of the forget books' seen passages and `target` that of a model that never saw them;
-    `worst_retain` is the largest relative loss of a retained book.
+    `forgets` is whether that is enough, `worst_retain` the largest relative loss of a retained book.
     """
 
     scale: float
     forget: float
     target: float
+    forgets: bool
     worst_retain: float
     qualifies: bool
 
@@ -66,6 +67,7 @@ class Choice:
         reference (`str`, *optional*): the name of the reference model.
         margin (`float`): "as if never seen" means within ± this of the never-seen level.
         retain_bound (`float`): the share of its score that a retained book may lose.
+        certain (`bool`): whether all of the interval had to be at the never-seen level or beyond, not only the mean.
         candidates (`tuple[Candidate]`): every λ on the half that chooses.
         confirmation (`Confirmation`, *optional*): the chosen λ on the other half.
         pareto (`tuple[float]`): the λ that no other beats both in forgetting and in keeping.
@@ -78,6 +80,7 @@ class Choice:
     reference: str | None
     margin: float
     retain_bound: float
+    certain: bool
     candidates: tuple[Candidate, ...]
     confirmation: Confirmation | None
     pareto: tuple[float, ...]
@@ -106,6 +109,7 @@ def choose(
     margin: float,
     retain_bound: float,
     draws: Draws,
+    certain: bool = False,
     reference: str | None = None,
 ) -> Choice:
     """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
@@ -117,6 +121,8 @@ def choose(
         margin (`float`): "as if never seen" means that the interval of the difference lies within ± this.
         retain_bound (`float`): the share of its score at λ=0 that a retained book may lose.
         draws (`Draws`): for the intervals.
+        certain (`bool`): take a λ only if all of the difference's interval is at the never-seen level or beyond. By the
+            mean alone, which is the default, a λ that does not quite forget is taken about every other time.
         reference (`str`, *optional*): the name of the model that gave the halves' `reference` values.
     """
     sign = 1.0 if metric.higher else -1.0
@@ -125,8 +131,11 @@ def choose(
         forget = mean(choosing.forget[scale], metric.geometric)
         target = mean(_target(choosing), metric.geometric)
         worst = max((sign * _loss(values, scale, metric) for values in choosing.retain.values()), default=0.0)
-        fits = sign * forget <= sign * target and worst <= retain_bound
-        candidates.append(Candidate(scale, forget, target, worst, fits))
+        forgets = sign * forget <= sign * target
+        if certain and forgets:
+            found = _difference(scale, choosing, metric, draws)
+            forgets = max(sign * found.low, sign * found.high) <= 0
+        candidates.append(Candidate(scale, forget, target, forgets, worst, forgets and worst <= retain_bound))
     fitting = sorted((c for c in candidates if c.qualifies), key=lambda c: (abs(c.scale), c.scale))
     confirmation = None
     if fitting:
@@ -142,11 +151,11 @@ def choose(
         )
     else:
         chosen = None
-        enough = [c for c in candidates if sign * c.forget <= sign * c.target]
+        surely = "surely " if certain else ""
         cause = (
-            f"every λ that forgets enough costs a retained book more than {retain_bound:.0%}"
-            if enough
-            else f"none brings the forget score to the never-seen level of {candidates[0].target:.4g}"
+            f"every λ that {surely}forgets enough costs a retained book more than {retain_bound:.0%}"
+            if any(c.forgets for c in candidates)
+            else f"none {surely}brings the forget score to the never-seen level of {candidates[0].target:.4g}"
         )
         reason = f"no λ qualifies: {cause}"
     return Choice(
@@ -157,6 +166,7 @@ def choose(
         reference=reference,
         margin=margin,
         retain_bound=retain_bound,
+        certain=certain,
         candidates=tuple(candidates),
         confirmation=confirmation,
         pareto=_pareto(scales, choosing, reporting, metric, sign),
@@ -167,19 +177,23 @@ def _target(half: Half) -> Array:
     return half.held_out if half.reference is None else half.reference
 
 
+def _difference(scale: float, half: Half, metric: Metric, draws: Draws) -> Interval:
+    """The forget books' score minus the never-seen level."""
+    values, geometric = half.forget[scale], metric.geometric
+    if half.reference is not None:
+        return draws.bootstrap(len(values)).difference(values, half.reference, geometric)
+    # Other passages than the forgotten ones: nothing to pair, each group is drawn on its own.
+    return difference_apart(values, half.held_out, draws, geometric)
+
+
 def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
     before = mean(values[0.0], metric.geometric)
     return 0.0 if before == 0 else 1 - mean(values[scale], metric.geometric) / before
 
 
 def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: float, draws: Draws) -> Confirmation:
-    draw = draws.bootstrap(len(half.forget[scale]))
-    values, target, geometric = half.forget[scale], _target(half), metric.geometric
-    forget = draw.mean(values, geometric)
-    if half.reference is not None:
-        difference = draw.difference(values, half.reference, geometric)
-    else:  # other passages than the forgotten ones: nothing to pair, each group is drawn on its own
-        difference = difference_apart(values, target, draws, geometric)
+    values, geometric = half.forget[scale], metric.geometric
+    difference = _difference(scale, half, metric, draws)
     losses = {}
     for name, kept in half.retain.items():
         change = draws.bootstrap(len(kept[scale])).relative(kept[scale], kept[0.0], geometric)
@@ -188,8 +202,8 @@ def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: floa
             losses[name] = Interval(-sign * change.value + 0.0, low + 0.0, high + 0.0)  # + 0.0: there is no −0
     return Confirmation(
         scale=scale,
-        forget=forget,
-        target=mean(target, metric.geometric),
+        forget=draws.bootstrap(len(values)).mean(values, geometric),
+        target=mean(_target(half), geometric),
         difference=difference,
         paired=half.reference is not None,
         as_if_never_seen=difference.within(margin),

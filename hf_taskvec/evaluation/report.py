@@ -45,7 +45,7 @@ from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.evaluation.statistics import Interval
 
 SCHEMA = "hf_taskvec/unlearning-report"
-VERSION = 2
+VERSION = 3
 UNNAMED = "reference"  # the name of a reference model whose caller gave it none
 
 

@@ -123,6 +123,7 @@ def choose_scale(
     *,
     margin: float,
     retain_bound: float,
+    certain: bool,
     draws: Draws,
 ) -> Choice | None:
     """The choice of λ; `None` without a forget book."""
@@ -160,7 +161,7 @@ def choose_scale(
     )
     if smallest == 0:
         reason = "no λ can be chosen: there are too few passages, or neither held-out ones nor a reference model"
-        return Choice(None, reason, metric.name, kind, against, margin, retain_bound, (), None, ())
+        return Choice(None, reason, metric.name, kind, against, margin, retain_bound, certain, (), None, ())
     found = choose(
         values.scales,
         choosing,
@@ -168,6 +169,7 @@ def choose_scale(
         metric,
         margin=margin,
         retain_bound=retain_bound,
+        certain=certain,
         draws=draws,
         reference=against,
     )

@@ -52,6 +52,7 @@ def sweep(
     metric: str = "rouge_l",
     margin: float = 0.03,
     retain_bound: float = 0.1,
+    certain: bool = False,
     resamples: int = 2000,
     level: float = 0.95,
     permutations: int = 10_000,
@@ -83,6 +84,8 @@ def sweep(
         margin: "as if never seen" means within ± this of the never-seen score, in units of a score from 0
             to 1.
         retain_bound: the share of its score that a retained book may lose.
+        certain: take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known
+            than to a model that never saw it; by default the mean decides.
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
@@ -157,7 +160,13 @@ def sweep(
         tests=summary.all_loss_tests(values, infos, decisive, draws),
         membership=summary.memberships(values, infos, draws),
         choice=summary.choose_scale(
-            values, infos, decisive, margin=margin * factor, retain_bound=retain_bound, draws=draws
+            values,
+            infos,
+            decisive,
+            margin=margin * factor,
+            retain_bound=retain_bound,
+            certain=certain,
+            draws=draws,
         ),
         passages=results,
         settings=Settings(

@@ -186,8 +186,9 @@ def _choice(report: UnlearningReport) -> str:
     if choice.reference is not None:
         named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
         source = f"the reference model{named}, of which the caller says that it never saw the book"
+    what = "the whole interval" if choice.certain else "the mean"
     lines.append(
-        f"The never-seen level comes from {source}; retained books may lose at most {choice.retain_bound:.0%}; "
+        f"The never-seen level comes from {source}; {what} must be at it or beyond; retained books may lose at most {choice.retain_bound:.0%}; "
         f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)

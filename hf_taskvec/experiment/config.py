@@ -60,6 +60,11 @@ class UnlearnConfig(CommonConfig):
     )
     margin: float = option(0.03, "`As if never seen` means within ± this of the reference model's Rouge-L.")
     retain_bound: float = option(0.1, "The share of its Rouge-L that a retained book may lose.")
+    certain: bool = option(
+        False,
+        "Take only a λ at which the whole interval of the book's score is at the reference model's level or below; "
+        "by default the mean decides.",
+    )
 
     correlation: bool = option(
         False,

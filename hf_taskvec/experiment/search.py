@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from hf_taskvec.evaluation.metrics import METRICS
 from hf_taskvec.evaluation.report import UnlearningReport
 from hf_taskvec.evaluation.sweeps import sweep
 
@@ -23,7 +22,7 @@ def search(
     """
     scales = list(scales)
     store = options.pop("store", f"{output}/store")
-    quick = {**options, "resamples": 100, "permutations": 1}  # only the candidates are looked at
+    quick = {**options, "permutations": 1}  # only the candidates are looked at
     for _ in range(refine):
         found = _middle(sweep(model, edit, scales, books, store=store, **quick))
         if found is None:
@@ -37,9 +36,8 @@ def _middle(report: UnlearningReport) -> float | None:
     choice = report.choice
     if choice is None or not choice.candidates:
         return None
-    sign = 1.0 if METRICS[choice.metric].higher else -1.0
     order = sorted(choice.candidates, key=lambda candidate: (abs(candidate.scale), candidate.scale))
-    enough = [sign * candidate.forget <= sign * candidate.target for candidate in order]
+    enough = [candidate.forgets for candidate in order]
     if True not in enough or enough[0]:
         return None
     first = enough.index(True)

@@ -20,6 +20,7 @@ from hf_taskvec.errors import (
     OutputError,
 )
 from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
+from hf_taskvec.evaluation.report import VERSION
 from hf_taskvec.evaluation.statistics import Draws
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
@@ -289,6 +290,21 @@ def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
     assert far.scale == -1.0 and not far.confirmation.as_if_never_seen  # below the level, but not near it
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_certain_wants_the_whole_interval_at_the_never_seen_level(paired):
+    from hf_taskvec.evaluation.choice import choose
+    from hf_taskvec.evaluation.metrics import METRICS
+
+    kept = {0.0: 0.4, -0.5: 0.4, -1.0: 0.4}
+    made = halves({0.0: 0.5, -0.5: 0.1999, -1.0: 0.1}, 0.2, kept, paired)
+    args = {"margin": 0.03, "retain_bound": 0.1, "draws": Draws(300)}
+    assert choose(*made, METRICS["rouge_l"], **args).scale in (-0.5, -1.0)
+    sure = choose(*made, METRICS["rouge_l"], certain=True, **args)
+    assert sure.scale == -1.0 and sure.certain and [c.forgets for c in sure.candidates] == [False, False, True]
+    near = choose(*halves({0.0: 0.5, -0.5: 0.1999}, 0.2, kept, paired), METRICS["rouge_l"], certain=True, **args)
+    assert near.scale is None and "surely brings the forget score" in near.reason
+
+
 def test_perplexity_chooses_the_other_way_round():
     from hf_taskvec.evaluation.choice import choose
     from hf_taskvec.evaluation.metrics import METRICS
@@ -482,8 +498,8 @@ def test_a_damaged_report_is_named(report, tmp_path):
     path.write_text(text[:1000])
     with pytest.raises(CorruptFileError, match=r"report\.json is damaged"):
         UnlearningReport.load(path)
-    path.write_text(text.replace('"version": 2,', '"version": 7,', 1))
-    with pytest.raises(CorruptFileError, match="version 7"):
+    path.write_text(text.replace(f'"version": {VERSION},', '"version": 99,', 1))
+    with pytest.raises(CorruptFileError, match="version 99"):
         UnlearningReport.load(path)
     with pytest.raises(MissingFileError, match="no report"):
         UnlearningReport.load(tmp_path / "none")
