@@ -63,12 +63,29 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         ("epoch: 3", "no setting 'epoch'. Did you mean 'epochs'?"),
         ("- a list", "must hold `key: value` lines"),
         ("a: [", "is not valid YAML"),
+        ("scales: 0.5", r"mine.yaml: scales=0.5 must be a list, as in \[a, b\]"),
+        ("scales: [0, half]", "must be a number"),
+        ("retain_bound: null", "retain_bound=None must be a number"),
+        ("refine: 1.5", "refine=1.5 must be a whole number"),
+        ("rank: 2.5", "rank=2.5 must be a whole number"),
+        ("samples: 10.5", "samples=10.5 must be a whole number"),
+        ("epochs: true", "epochs=True must be a whole number"),
+        ("lora_targets: q_proj", "lora_targets='q_proj' must be a list"),
+        ("retrain: 1", "retrain=1 must be true or false"),
+        ("output: 7", "output=7 must be a text"),
+        ("method: lore", "method='lore' must be one of full, lora"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(TaskVectorError, match=message.replace("?", r"\?")):
         config("--config", str(tmp_path / "mine.yaml"))
+
+
+def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("scales: [0, -1e-1, -1]\nmargin: 5e-2\nlora_targets: [q_proj]\nrank: null\n")
+    found = config("--config", str(tmp_path / "mine.yaml"))
+    assert (found.scales, found.margin, found.lora_targets, found.rank) == ([0.0, -0.1, -1.0], 0.05, ["q_proj"], None)
 
 
 def test_a_file_that_is_missing() -> None:
