@@ -18,6 +18,7 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,9 @@ def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path)
             files["the adapter"] = output / "adapter"
             if main_process:
                 (scale * vector).to_adapter(output / "adapter", base=joint, overwrite=True)
+    if main_process:  # what an earlier run chose would not belong to this report
+        for name in {"model", "adapter"} - {path.name for path in files.values()}:
+            shutil.rmtree(output / name, ignore_errors=True)
     processes().wait_for_everyone()
     return files
 
