@@ -103,6 +103,21 @@ class UnlearnConfig(CommonConfig):
         _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
 
     @property
+    def makes_joint(self) -> bool:
+        """Whether θ_0' is fine-tuned here, not given."""
+        return self.joint_model is None
+
+    @property
+    def makes_vector(self) -> bool:
+        """Whether the task vector comes from a fine-tune that is done here."""
+        return not (self.tuned_model or self.adapter or self.task_vector)
+
+    @property
+    def makes_reference(self) -> bool:
+        """Whether the model that never saw the book is fine-tuned here."""
+        return self.retrain and self.reference_model is None
+
+    @property
     def roles(self) -> list[tuple[Role, str]]:
         """Each given book's role and file."""
         found: list[tuple[Role, str]] = []

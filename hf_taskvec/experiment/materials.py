@@ -14,9 +14,9 @@ from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import make_tasks
-from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.config import UnlearnConfig
+from hf_taskvec.experiment.memory import check_experiment
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
 from hf_taskvec.extract import open_model
 from hf_taskvec.fit import check_fits
@@ -77,7 +77,7 @@ def gather(config: UnlearnConfig) -> Materials:
         raise BadValueError(
             f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
         )
-    _check_memory(config, source.config)
+    check_experiment(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
         make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
     return Materials(books, tokenizer, base, general, inputs)
@@ -176,30 +176,6 @@ def read_tokenizer(where: "str | Path") -> Any:
 
 def _first(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-
-
-def _check_memory(config: UnlearnConfig, model: Any) -> None:
-    """Refuse trainings that do not fit into memory, all of them before the first begins."""
-    state = processes()
-    sharded = state.distributed_type == DistributedType.FSDP
-    trainings = []
-    if not (config.tuned_model or config.adapter or config.task_vector):
-        trainings.append(config.training(config.method))
-    if config.joint_model is None or (config.retrain and config.reference_model is None):
-        trainings.append(config.training(config.joint_method))
-    if config.correlation:
-        trainings.append(config.training("full"))
-    for settings in trainings:
-        precision = "bf16" if state.device.type == "cuda" else "fp32"
-        estimate = estimate_memory(
-            model,
-            settings,
-            config.block_length,
-            precision=precision,
-            processes=state.num_processes,
-            sharded=sharded,
-        )
-        check_memory(estimate, state.device, sharing=state.num_processes if state.device.type == "cpu" else 1)
 
 
 def _identified(where: "str | Path", base: Any) -> str:
