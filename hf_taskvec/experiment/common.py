@@ -11,7 +11,7 @@ from hf_taskvec.training.settings import TrainingSettings
 
 EMBEDDED = "embedded"
 # Where things lie and what is done with them; the results are the same.
-NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub"}
+NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub", "checkpoint_every", "epoch_vectors"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CommonConfig:
         None, "Blocks in one forward pass of a process; all of its share if not given."
     )
     weight_decay: float = option(0.1, "The weight decay of AdamW.")
+    max_grad_norm: float = option(1.0, "Longer gradients are clipped to this norm.")
     warmup: float = option(0.05, "The share of the steps in which the learning rate rises.")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "How the learning rate falls.")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "Of the forward and backward passes.")
@@ -103,6 +104,7 @@ class CommonConfig:
             batch_size=self.batch_size,
             micro_batch_size=self.micro_batch_size,
             weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
             warmup=self.warmup,
             schedule=self.schedule,
             precision=self.precision,

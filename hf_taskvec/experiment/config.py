@@ -46,6 +46,10 @@ class UnlearnConfig(CommonConfig):
         "full", "How θ_0' and the reference model are made; what LoRA gives is merged."
     )
     epochs: int = option(3, "How often the books are read.")
+    checkpoint_every: int | None = option(
+        None, "Steps between the checkpoints of a training; one at the end of each epoch if not given, 0 for none."
+    )
+    epoch_vectors: bool = option(False, "Also keep the task vector of each epoch, in `vectors/` of the stage `forget`.")
 
     # The sweep.
     scales: list[float] = option([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], "The values of λ.")
@@ -88,8 +92,12 @@ class UnlearnConfig(CommonConfig):
             raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
         if self.rank is not None and self.rank < 1:
             raise BadValueError(f"rank={self.rank} must be at least 1.")
-        if self.refine < 0:
-            raise BadValueError(f"refine={self.refine} must be 0 or more.")
+        for name in ("refine", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise BadValueError(f"{name}={value} must be 0 or more.")
+        if self.epoch_vectors and not self.makes_vector:
+            raise BadValueError("--epoch-vectors: the task vector is given, so there are no epochs to keep it of.")
         if not self.scales or not all(math.isfinite(scale) for scale in self.scales):
             raise BadValueError(f"scales={self.scales} must be finite numbers.")
         if not any(self.scales):

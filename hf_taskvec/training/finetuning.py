@@ -33,7 +33,7 @@ from hf_taskvec.training.models import (
 )
 from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.record import RECORD, VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import VERSION, TrainingSettings
 from hf_taskvec.training.state import FILE as STATE
 from hf_taskvec.training.state import find_state, load_state, save_state
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
-_VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
 
 
 def finetune(
@@ -159,7 +158,7 @@ def finetune(
 
 def _key(*parts: Any) -> str:
     """What decides the result: the base's weights, the blocks and the settings; never a path or a number of processes."""
-    return hashlib.sha256(json.dumps([_VERSION, *parts], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([VERSION, *parts], sort_keys=True).encode()).hexdigest()
 
 
 def _tidy(folder: Path, key: str, overwrite: bool) -> None:
