@@ -108,6 +108,11 @@ def test_a_file_that_is_missing() -> None:
         (["--protocol", "taskvec"], "Did you mean 'taskvec-v1'"),
         (["--learning-rate", "-1"], "learning_rate"),
         (["--prompt-length", "0"], "prompt_length=0"),
+        (["--block-length", "48", "--block-stride", "100"], "block_stride=100 is larger than block_length=48"),
+        (["--pretrain-epochs", "0"], "pretrain_epochs=0"),
+        (["--checkpoint-every", "-1"], "checkpoint_every=-1"),
+        (["--max-grad-norm", "0"], "max_grad_norm=0"),
+        (["--epoch-vectors", "--task-vector", "a"], "the task vector is given"),
     ],
 )
 def test_settings_that_make_no_sense(arguments: list[str], message: str) -> None:

@@ -202,9 +202,27 @@ def test_every_stage_can_be_given(finished: tuple[Path, str], texts: list[str], 
     assert not (tmp_path / "a/stages").exists() and not (tmp_path / "b/stages").exists()
     whole = UnlearningReport.load(output)
     assert first.scores == second.scores == whole.scores
-    given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain"]
+    # The sweep alone asks for passages, not for blocks to train on.
+    given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain", "--block-length", "192"]
     alone = main(user_flags(output, texts, *given, "--output", str(tmp_path / "c")))
     assert not alone.references and alone.choice.target_from == "held_out"
+
+
+def test_stages_on_the_hub_have_revisions(
+    finished: tuple[Path, str], texts: list[str], main: Any, hub: Any, tmp_path: Path
+) -> None:
+    output, _ = finished
+    where = {}
+    for name in ("base", "joint", "forget", "retrain"):
+        sha = hub.add_repo(f"me/{name}", stage(output, name))
+        hub.add_repo(f"me/{name}", {"README.md": b"moved on"})
+        where[name] = f"me/{name}@{sha}"
+    given = ["--base-model", where["base"], "--joint-model", where["joint"], "--tuned-model", where["forget"]]
+    report = main(
+        [*user_flags(output, texts, *given, "--reference-model", where["retrain"]), "--output", str(tmp_path / "out")]
+    )
+    assert report.scores == UnlearningReport.load(output).scores
+    assert not (tmp_path / "out/stages").exists()
 
 
 def test_lora_shares_the_other_stages_and_saves_an_adapter(
@@ -267,7 +285,7 @@ def refused(main: Any, tmp_path: Path) -> Callable[..., None]:
         folder = tmp_path / "refused"
         with pytest.raises(TaskVectorError, match=message):
             main([*arguments, "--output", str(folder)])
-        assert not (folder / "stages").exists() and not (folder / "report.json").exists()
+        assert not folder.exists()  # so that the next try finds it free
 
     return check
 
@@ -347,6 +365,8 @@ def test_a_base_without_a_tokenizer(finished: tuple[Path, str], texts: list[str]
         (["--evaluation-batch-size", "0"], "evaluation_batch_size=0 must be at least 1"),
         (["--words", "0"], "words=0 must be at least 200"),
         (["--block-stride", "0"], "block_stride=0"),
+        (["--block-stride", "100"], "block_stride=100 is larger"),
+        (["--pretrain-epochs", "0"], "pretrain_epochs=0"),
         (["--lora-epochs", "0"], "lora_epochs=0"),
         (["--layers", "0"], "layers=0"),
         (["--hidden-size", "34"], "multiple of 4"),
@@ -387,6 +407,17 @@ def test_passages_that_the_model_cannot_read(refused: Any) -> None:
 
 def test_a_book_that_is_too_short(refused: Any) -> None:
     refused(flags(prompt_length=100, answer_length=100), "too short")
+
+
+def test_a_book_that_is_too_short_for_a_block(
+    finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
+) -> None:
+    """Also one that only a later stage is trained on."""
+    path = Path(texts[1].split("=")[1])
+    (tmp_path / "short.txt").write_text(" ".join(path.read_text("utf-8").split(" ")[:100]))
+    books = [texts[0], f"aligned={tmp_path}/short.txt", texts[2]]
+    arguments = user_flags(finished[0], books, "--joint-model", str(stage(finished[0], "joint")))
+    refused([*arguments, "--block-length", "160", "--section-words", "40"], "'short' has .* less than one block")
 
 
 def test_a_model_of_another_shape(finished: tuple[Path, str], texts: list[str], refused: Any, models: Any) -> None:

@@ -88,8 +88,16 @@ class CommonConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadValueError(f"{name}={value} must be at least {low}.")
+        if self.block_stride is not None and self.block_stride > self.block_length:
+            raise BadValueError(
+                f"block_stride={self.block_stride} is larger than block_length={self.block_length}: blocks would leave text "
+                "out between them. Use a smaller --block-stride."
+            )
         if self.embedded and self.hidden_size % HEADS:
             raise BadValueError(f"hidden_size={self.hidden_size} must be a multiple of {HEADS}, the number of heads.")
+        if self.pretrain_epochs < 1:
+            raise BadValueError(f"pretrain_epochs={self.pretrain_epochs} must be at least 1.")
+        _ = self.pretraining
 
     @property
     def embedded(self) -> bool:
