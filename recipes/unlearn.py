@@ -20,6 +20,7 @@ Finished stages are kept and interrupted ones resumed; any stage can be given in
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,8 +127,10 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
     # 7. What is kept.
+    if alike is not None:
+        report = replace(report, theory=alike.judged(report))
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, scales, str(vector.expression), files, alike))
+    say("\n" + closing(report, references, scales, str(vector.expression), files))
 
     # 8. The Hub.
     if config.push_to_hub and "the model" in files:
@@ -151,10 +154,11 @@ def load(where: Any) -> Any:
 
 
 def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path) -> dict[str, Path]:
-    """Write the vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
+    """Write report and vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
     files = {"the report": output / "report.md", "the plot": output / "scores.png", "the vector": output / "vector"}
     main_process = processes().is_main_process
     if main_process:
+        report.save(output, plots=False)  # the sweep has drawn them
         vector.save(output / "vector", overwrite=True)
     scale = report.choice.scale if report.choice is not None else None
     if scale:

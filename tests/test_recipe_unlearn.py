@@ -132,8 +132,21 @@ def test_the_experiment_from_end_to_end(finished: tuple[Path, str]) -> None:
         "after",
         "report.md",
         "α̂",
+        "Theory recommended λ=",
     ):
         assert words in said, words
+
+
+def test_the_report_tells_how_good_theory_was(finished: tuple[Path, str]) -> None:
+    output, said = finished
+    theory = UnlearningReport.load(output).theory
+    assert theory is not None and theory.judged is not None
+    forget, *others = (book.name for book in UnlearningReport.load(output).books)
+    assert theory.forget == forget and list(theory.alphas) == others
+    assert theory.scale in UnlearningReport.load(output).scales
+    written = (output / "report.md").read_text("utf-8")
+    for line in (*theory.correlations, *theory.verdicts):
+        assert line in written and line in said
 
 
 def test_the_config_is_recorded_without_paths(finished: tuple[Path, str]) -> None:
