@@ -27,6 +27,8 @@ def new_folder(final: str | Path, marker: str, overwrite: bool = False, resume: 
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(unfinished(final))
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write to {final.name}: {error.strerror or error}. Choose another folder.") from None
     part = unfinished(final)

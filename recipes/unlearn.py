@@ -18,20 +18,23 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
 
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.alignment import align
 from hf_taskvec.experiment.closing import closing
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.folder import claim
-from hf_taskvec.experiment.materials import gather, training_blocks
+from hf_taskvec.experiment.materials import gather
 from hf_taskvec.experiment.options import parse
 from hf_taskvec.experiment.search import search
 from hf_taskvec.experiment.stages import Stages, say
@@ -47,30 +50,33 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     logging.disable_progress_bar()  # of loading and saving; the stages have their own
     given = gather(config)  # all that can be wrong with the input is found here, before any work
     output = claim(config.output, config.resolved(given.inputs), config.force)
-    stages = Stages(Path(config.cache or output / "stages"), config.force, given.tokenizer)
+    stages = Stages(
+        Path(config.cache or output / "stages"), config.force, given.tokenizer, checkpoint_every=config.checkpoint_every
+    )
     forget = tuple(book for book in given.books if book.role == "forget")
     others = tuple(book for book in given.books if book.role != "forget")
-
-    def blocks(books: Any) -> Any:
-        return training_blocks(books, given.tokenizer, config)
 
     # 1. The base.
     base = given.base
     if given.general is not None:
-        base = stages.train("base", base, blocks([given.general]), config.pretraining)
+        base = stages.train("base", base, given.blocks([given.general]), config.pretraining)
 
     # 2. A model that knows all the books.
     settings = config.training(config.joint_method)
-    joint = config.joint_model or stages.train_model("joint", base, blocks(given.books), settings)
+    joint = config.joint_model or stages.train_model("joint", base, given.blocks(given.books), settings)
 
     # 3. The task vector of the book to forget.
+    def tune(method: Literal["full", "lora"]) -> Path:
+        vectors = config.epoch_vectors
+        return stages.train("forget", base, given.blocks(forget), config.training(method), vectors=vectors)
+
     if config.task_vector:
         vector = TaskVector.load(config.task_vector)
     elif config.adapter or (config.method == "lora" and not config.tuned_model):
-        adapter = config.adapter or stages.train("forget", base, blocks(forget), config.training("lora"))
+        adapter = config.adapter or tune("lora")
         vector = TaskVector.from_adapter(adapter, base, name="forget")
     else:
-        tuned = config.tuned_model or stages.train("forget", base, blocks(forget), config.training("full"))
+        tuned = config.tuned_model or tune("full")
         vector = TaskVector.from_finetuned(base, tuned, name="forget")
     vectors = {book.name: vector for book in forget}
     if config.rank is not None:
@@ -80,15 +86,15 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
 
     # 4. The reference: a model that never saw that book.
     reference = config.reference_model
-    if reference is None and config.retrain:
-        reference = stages.train_model("retrain", base, blocks(others), settings)
+    if config.makes_reference:
+        reference = stages.train_model("retrain", base, given.blocks(others), settings)
 
     # 5. How alike are the books, and which λ does theory recommend?
     alike, scales, start = None, config.scales, load(base)
     if config.correlation:
         for book in others:
-            alone = stages.train(f"alone-{book.role}", base, blocks([book]), config.training("full"))
-            vectors[book.name] = TaskVector.from_finetuned(base, alone, name=book.role)
+            tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
+            vectors[book.name] = TaskVector.from_finetuned(base, tuned, name=book.role)
         alike = align(start, vectors, (*forget, *others), config.asking, given.tokenizer)
         scales = alike.recommendation.scales_with(config.scales)
 
@@ -122,8 +128,10 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
     # 7. What is kept.
+    if alike is not None:
+        report = replace(report, theory=alike.judged(report))
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, scales, str(vector.expression), files, alike))
+    say("\n" + closing(report, references, scales, str(vector.expression), files))
 
     # 8. The Hub.
     if config.push_to_hub and "the model" in files:
@@ -142,14 +150,16 @@ def load(where: Any) -> Any:
         return None
     device = processes().device
     dtype = torch.float32 if device.type == "cpu" else "auto"
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device).eval()
+    folder = open_checkpoint(where).folder  # transformers knows no id@revision
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 
 def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path) -> dict[str, Path]:
-    """Write the vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
+    """Write report and vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
     files = {"the report": output / "report.md", "the plot": output / "scores.png", "the vector": output / "vector"}
     main_process = processes().is_main_process
     if main_process:
+        report.save(output, plots=False)  # the sweep has drawn them
         vector.save(output / "vector", overwrite=True)
     scale = report.choice.scale if report.choice is not None else None
     if scale:
@@ -160,6 +170,9 @@ def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path)
             files["the adapter"] = output / "adapter"
             if main_process:
                 (scale * vector).to_adapter(output / "adapter", base=joint, overwrite=True)
+    if main_process:  # what an earlier run chose would not belong to this report
+        for name in {"model", "adapter"} - {path.name for path in files.values()}:
+            shutil.rmtree(output / name, ignore_errors=True)
     processes().wait_for_everyone()
     return files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -120,8 +121,63 @@ def run(job: str, base: Path, folder: Path) -> None:
         other = replace(SETTINGS, seed=5)
         error = expect(TaskVectorError, lambda: finetune(base, blocks, other, folder.parent / "full"))
         assert "already holds an output" in str(error), error
+    elif job == "estimated":
+        estimated()
+    elif job == "converted":
+        converted(folder.parent)
     else:
         raise AssertionError(job)
+
+
+def estimated() -> None:
+    """Phi-1.5 needs 27 GiB in each of two processes, or 14 of what FSDP shards: seen before anything is trained."""
+    from accelerate import PartialState
+    from transformers import PhiConfig
+
+    from hf_taskvec.experiment import memory as experiment
+    from hf_taskvec.experiment.config import UnlearnConfig
+    from hf_taskvec.training import memory
+
+    books = ["forget=one.txt", "retain=two.txt"]
+    config = UnlearnConfig(base_model="phi", books=books, batch_size=2, gradient_checkpointing=True)
+    memory.free_memory = experiment.free_memory = lambda device: 40 * 2**30
+    error = expect(TaskVectorError, lambda: experiment.check_experiment(config, PhiConfig()))
+    assert "in each of 2 processes" in str(error), error
+    # The processes as they are on GPUs before an Accelerator has looked at what `accelerate launch` says of FSDP.
+    AcceleratorState._reset_state()
+    PartialState().distributed_type = DistributedType.MULTI_GPU
+    os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    experiment.check_experiment(config, PhiConfig())
+    del os.environ["ACCELERATE_USE_FSDP"], os.environ["FSDP_VERSION"]
+    AcceleratorState._reset_state()
+    PartialState().distributed_type = DistributedType.MULTI_CPU
+
+
+def converted(cache: Path) -> None:
+    """Two processes need the model of the PyPI package for the first time: one converts it, both find it."""
+    from accelerate.utils import gather_object
+
+    from hf_taskvec.experiment import smollm
+    from hf_taskvec.output import new_folder
+
+    calls = []
+
+    def convert(file: Path, folder: Path) -> None:
+        calls.append(file)
+        with new_folder(folder, "config.json") as part:
+            (part / "config.json").write_text("{}")
+
+    def missing() -> Path:
+        raise TaskVectorError("not installed")
+
+    smollm._gguf = missing
+    error = expect(TaskVectorError, lambda: smollm.smollm_folder(cache))  # told by all, and none waits
+    assert "not installed" in str(error), error
+    smollm._gguf, smollm._convert = lambda: Path("model.gguf"), convert
+    folder = smollm.smollm_folder(cache)
+    assert (folder / "config.json").exists() and sum(gather_object([len(calls)])) == 1
+    smollm.smollm_folder(cache)  # and the package is not needed again
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def expect(kind: type[Exception], work: Callable[[], Any]) -> Exception:

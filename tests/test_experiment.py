@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,18 @@ import pytest
 import yaml
 
 from hf_taskvec import TaskVectorError
+from hf_taskvec.analysis import recommend_scales
+from hf_taskvec.evaluation import UnlearningReport
+from hf_taskvec.evaluation.choice import Candidate
+from hf_taskvec.experiment import search as searching
+from hf_taskvec.experiment.alignment import Alignment
+from hf_taskvec.experiment.closing import closing
 from hf_taskvec.experiment.config import UnlearnConfig
 from hf_taskvec.experiment.folder import claim
 from hf_taskvec.experiment.options import parse, read_config
+from hf_taskvec.experiment.search import _middle
+from hf_taskvec.experiment.stages import Stages
+from hf_taskvec.training import TrainingSettings
 
 CONFIGS = Path(__file__).resolve().parents[1] / "recipes" / "configs"
 BOOKS = ["--books", "forget=one.txt", "aligned=two.txt", "retain=three.txt"]
@@ -63,12 +73,29 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         ("epoch: 3", "no setting 'epoch'. Did you mean 'epochs'?"),
         ("- a list", "must hold `key: value` lines"),
         ("a: [", "is not valid YAML"),
+        ("scales: 0.5", r"mine.yaml: scales=0.5 must be a list, as in \[a, b\]"),
+        ("scales: [0, half]", "must be a number"),
+        ("retain_bound: null", "retain_bound=None must be a number"),
+        ("refine: 1.5", "refine=1.5 must be a whole number"),
+        ("rank: 2.5", "rank=2.5 must be a whole number"),
+        ("samples: 10.5", "samples=10.5 must be a whole number"),
+        ("epochs: true", "epochs=True must be a whole number"),
+        ("lora_targets: q_proj", "lora_targets='q_proj' must be a list"),
+        ("retrain: 1", "retrain=1 must be true or false"),
+        ("output: 7", "output=7 must be a text"),
+        ("method: lore", "method='lore' must be one of full, lora"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(TaskVectorError, match=message.replace("?", r"\?")):
         config("--config", str(tmp_path / "mine.yaml"))
+
+
+def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("scales: [0, -1e-1, -1]\nmargin: 5e-2\nlora_targets: [q_proj]\nrank: null\n")
+    found = config("--config", str(tmp_path / "mine.yaml"))
+    assert (found.scales, found.margin, found.lora_targets, found.rank) == ([0.0, -0.1, -1.0], 0.05, ["q_proj"], None)
 
 
 def test_a_file_that_is_missing() -> None:
@@ -91,6 +118,11 @@ def test_a_file_that_is_missing() -> None:
         (["--protocol", "taskvec"], "Did you mean 'taskvec-v1'"),
         (["--learning-rate", "-1"], "learning_rate"),
         (["--prompt-length", "0"], "prompt_length=0"),
+        (["--block-length", "48", "--block-stride", "100"], "block_stride=100 is larger than block_length=48"),
+        (["--pretrain-epochs", "0"], "pretrain_epochs=0"),
+        (["--checkpoint-every", "-1"], "checkpoint_every=-1"),
+        (["--max-grad-norm", "0"], "max_grad_norm=0"),
+        (["--epoch-vectors", "--task-vector", "a"], "the task vector is given"),
     ],
 )
 def test_settings_that_make_no_sense(arguments: list[str], message: str) -> None:
@@ -189,11 +221,37 @@ def test_what_the_paper_states_is_used() -> None:
 def test_a_folder_belongs_to_one_config(tmp_path: Path) -> None:
     folder = claim(tmp_path / "out", {"seed": 0, "scales": (0.0, -1.0)})
     assert json.loads((folder / "config.json").read_text()) == {"seed": 0, "scales": [0.0, -1.0]}
+    (folder / "stages").mkdir()
     claim(folder, {"seed": 0, "scales": [0.0, -1.0]})  # the same again
     with pytest.raises(TaskVectorError, match=r"another config \(seed: 0 → 1\). Choose another --output"):
         claim(folder, {"seed": 1, "scales": [0.0, -1.0]})
     claim(folder, {"seed": 1, "scales": [0.0, -1.0]}, force=True)
     assert json.loads((folder / "config.json").read_text())["seed"] == 1
+
+
+def test_what_was_there_goes_when_a_folder_is_taken_over(tmp_path: Path) -> None:
+    """Nothing of two runs lies side by side: neither models and tables, nor the answers of the earlier models."""
+    folder = claim(tmp_path / "out", {"seed": 0})
+    for name in ("model", "adapter", "vector", "store", "stages", "mine"):
+        (folder / name).mkdir()
+        (folder / name / "file").touch()
+    for name in ("report.json", "report.md", "scores.png", "notes.txt"):
+        (folder / name).touch()
+    claim(folder, {"seed": 0})
+    assert (folder / "report.json").exists()
+    claim(folder, {"seed": 1}, force=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "mine", "notes.txt", "stages"]
+
+
+def test_a_folder_without_results_is_free(tmp_path: Path) -> None:
+    """A run that failed before its first stage, or was killed while it wrote its config, keeps nobody out."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / ".config.json.partial").write_text('{"se')
+    claim(folder, {"seed": 0})
+    claim(folder, {"seed": 1})
+    assert json.loads((folder / "config.json").read_text())["seed"] == 1
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
@@ -202,6 +260,161 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
         claim(tmp_path, {"seed": 0})
     with pytest.raises(TaskVectorError, match="is a file"):
         claim(tmp_path / "thesis.tex", {"seed": 0})
+
+
+# Stages.
+
+
+@pytest.fixture
+def bf16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As `accelerate config` says it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def quick(models: Any) -> tuple[Path, Any, TrainingSettings]:
+    from launched_training import make_blocks
+
+    return models.pair("phi").base, make_blocks(4), TrainingSettings(epochs=2, batch_size=4)
+
+
+@pytest.fixture
+def trained(quick: tuple[Path, Any, TrainingSettings], tmp_path: Path) -> Path:
+    return Stages(tmp_path / "stages").train("one", *quick)
+
+
+def test_a_stage_of_another_precision_is_another(
+    trained: Path, bf16: None, quick: tuple[Path, Any, TrainingSettings]
+) -> None:
+    again = Stages(trained.parent).train("one", *quick)
+    assert again != trained
+    assert [json.loads((each / "training.json").read_text())["precision"] for each in (trained, again)] == [
+        "fp32",
+        "bf16",
+    ]
+
+
+def test_a_stage_keeps_vectors_and_checkpoints_on_request(
+    trained: Path, quick: tuple[Path, Any, TrainingSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_taskvec.training import finetuning
+
+    saved = []
+    keep = finetuning.save_state
+    monkeypatch.setattr(finetuning, "save_state", lambda *a, **k: (saved.append(len(a[2])), keep(*a, **k)))
+    base, blocks, settings = quick
+    each = dataclasses.replace(settings, batch_size=2)
+    with_vectors = Stages(trained.parent, checkpoint_every=1).train("one", base, blocks, each, vectors=True)
+    assert saved == [1, 2, 3]
+    assert sorted(path.name for path in (with_vectors / "vectors").iterdir()) == ["epoch-1", "epoch-2"]
+    again = Stages(trained.parent).train("one", *quick, vectors=True)  # the same training, but it has its vectors too
+    assert again != trained and (again / "vectors/epoch-2/taskvec.json").exists()
+    assert (again / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+# Memory.
+
+
+def test_the_sweep_holds_two_models_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where training is sharded or LoRA, what is evaluated may still be too large."""
+    from transformers import PhiConfig
+
+    from hf_taskvec.experiment import memory
+
+    model = PhiConfig()  # 1.4 billion parameters
+    given = ["--joint-model", "a", "--task-vector", "b"]
+    sweep_only = config("--config", "phi-1_5-full", *BOOKS, *given, "--reference-model", "c")
+    monkeypatch.setattr(memory, "free_memory", lambda device: 8 * 2**30)
+    with pytest.raises(
+        TaskVectorError, match=r"sweep holds two models.* 10\.\d GiB, and 8.0 GiB are free.*--no-retrain"
+    ):
+        memory.check_experiment(sweep_only, model)
+    memory.check_experiment(config("--config", "phi-1_5-full", *BOOKS, *given, "--no-retrain"), model)
+
+
+# The sweep and the closing words.
+
+
+def candidates(report: UnlearningReport, forget: dict[float, float], target: float) -> UnlearningReport:
+    """The report as it would be if the forget book had these scores on the choosing half."""
+    assert report.choice is not None
+    made = tuple(Candidate(scale, score, target, 0.0, False) for scale, score in forget.items())
+    choice = dataclasses.replace(report.choice, scale=None, reason="no λ qualifies", candidates=made, confirmation=None)
+    return dataclasses.replace(report, choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("forget", "middle"),
+    [
+        ({0.0: 0.5, -0.5: 0.4, -1.0: 0.1}, -0.75),
+        ({0.0: 0.5, -1.0: 0.1, -0.5: 0.2}, -0.25),
+        ({0.0: 0.5, 0.3: 0.2, -0.5: 0.1}, 0.15),
+        ({0.0: 0.5, -0.5: 0.4}, None),  # none forgets enough
+        ({0.0: 0.2, -0.5: 0.1}, None),  # there was nothing to forget
+        ({}, None),
+    ],
+)
+def test_where_the_sweep_looks_closer(edited: Any, forget: dict[float, float], middle: float | None) -> None:
+    assert _middle(candidates(edited.report, forget, 0.3)) == middle
+
+
+def test_without_a_book_to_forget_it_does_not_look_closer(edited: Any) -> None:
+    assert _middle(dataclasses.replace(edited.report, choice=None)) is None
+
+
+def test_the_search_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited: Any, tmp_path: Path) -> None:
+    """The forget score is 0.5 + λ/2 here, and 0.3 is the never-seen level: λ = −0.4."""
+    asked: list[tuple[list[float], Any]] = []
+
+    def swept(model: Any, edit: Any, scales: list[float], books: Any, **options: Any) -> UnlearningReport:
+        asked.append((list(scales), options.get("output")))
+        return candidates(edited.report, {scale: 0.5 + scale / 2 for scale in scales}, 0.3)
+
+    monkeypatch.setattr(searching, "sweep", swept)
+    searching.search(None, None, [0.0, -1.0], (), refine=3, output=tmp_path, seed=0)
+    assert asked[-1] == ([0.0, -1.0, -0.5, -0.25, -0.375], tmp_path)
+    assert all(output is None for _, output in asked[:-1])  # only the last is a report
+
+
+def test_the_closing_words_without_a_chosen_scale(edited: Any) -> None:
+    scales = list(edited.report.scales)
+    none = candidates(edited.report, {0.0: 0.5, -0.5: 0.4, -1.0: 0.1}, 0.15)
+    said = closing(none, {}, scales, "vector", {"the report": Path("report.md")})
+    assert "No λ was chosen: no λ qualifies." in said and " *" not in said
+    assert "before and after (λ = -1, where the book is nearest to its never-seen level)" in said
+    nothing = closing(dataclasses.replace(none, choice=None), {}, scales, "vector", {})
+    assert "No λ was chosen: no book is to be forgotten." in nothing and "(λ = -1):" in nothing
+
+
+def test_what_theory_said_is_in_report_table_and_closing_words(edited: Any, tmp_path: Path) -> None:
+    report = edited.report
+    alike = Alignment("lamps", {"boats": 0.4}, recommend_scales(0.4))  # λ = −1 of a sweep, if it is near 0.4
+    judged = dataclasses.replace(report, theory=alike.judged(report))
+    assert judged.theory.scale == -1.0 and judged.theory.verdict == "hard"
+    assert judged.theory.judged.sentence == str(alike.recommendation.judge(report))
+    judged.save(tmp_path, plots=False)
+    assert UnlearningReport.load(tmp_path) == judged
+    for text in (judged.to_markdown(), closing(judged, {}, list(report.scales), "vector", {})):
+        for words in ("lamps and boats: +0.400", "The tasks are aligned", "Theory recommended λ=-1"):
+            assert words in text
+    assert "What theory said" not in report.to_markdown()
+
+
+def test_a_theory_that_recommends_nothing(edited: Any) -> None:
+    theory = Alignment("lamps", {"boats": 0.99}, recommend_scales(0.99)).judged(edited.report)
+    assert (theory.verdict, theory.scale, theory.judged) == ("impossible", None, None)
+    assert "nearly the same" in theory.verdicts[0] and len(theory.verdicts) == 1
+
+
+def test_a_report_from_before_theory_is_read(edited: Any, tmp_path: Path) -> None:
+    content = edited.report.to_dict()
+    del content["theory"]
+    assert UnlearningReport.from_dict(json.loads(json.dumps(content))) == edited.report
 
 
 def test_no_path_is_recorded() -> None:

@@ -132,8 +132,21 @@ def test_the_experiment_from_end_to_end(finished: tuple[Path, str]) -> None:
         "after",
         "report.md",
         "α̂",
+        "Theory recommended λ=",
     ):
         assert words in said, words
+
+
+def test_the_report_tells_how_good_theory_was(finished: tuple[Path, str]) -> None:
+    output, said = finished
+    theory = UnlearningReport.load(output).theory
+    assert theory is not None and theory.judged is not None
+    forget, *others = (book.name for book in UnlearningReport.load(output).books)
+    assert theory.forget == forget and list(theory.alphas) == others
+    assert theory.scale in UnlearningReport.load(output).scales
+    written = (output / "report.md").read_text("utf-8")
+    for line in (*theory.correlations, *theory.verdicts):
+        assert line in written and line in said
 
 
 def test_the_config_is_recorded_without_paths(finished: tuple[Path, str]) -> None:
@@ -202,24 +215,93 @@ def test_every_stage_can_be_given(finished: tuple[Path, str], texts: list[str], 
     assert not (tmp_path / "a/stages").exists() and not (tmp_path / "b/stages").exists()
     whole = UnlearningReport.load(output)
     assert first.scores == second.scores == whole.scores
-    given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain"]
+    # The sweep alone asks for passages, not for blocks to train on.
+    given = ["--task-vector", str(output / "vector"), "--joint-model", joint, "--no-retrain", "--block-length", "192"]
     alone = main(user_flags(output, texts, *given, "--output", str(tmp_path / "c")))
     assert not alone.references and alone.choice.target_from == "held_out"
 
 
+def test_stages_on_the_hub_have_revisions(
+    finished: tuple[Path, str], texts: list[str], main: Any, hub: Any, tmp_path: Path
+) -> None:
+    output, _ = finished
+    where = {}
+    for name in ("base", "joint", "forget", "retrain"):
+        sha = hub.add_repo(f"me/{name}", stage(output, name))
+        hub.add_repo(f"me/{name}", {"README.md": b"moved on"})
+        where[name] = f"me/{name}@{sha}"
+    given = ["--base-model", where["base"], "--joint-model", where["joint"], "--tuned-model", where["forget"]]
+    report = main(
+        [*user_flags(output, texts, *given, "--reference-model", where["retrain"]), "--output", str(tmp_path / "out")]
+    )
+    assert report.scores == UnlearningReport.load(output).scores
+    assert not (tmp_path / "out/stages").exists()
+
+
 def test_lora_shares_the_other_stages_and_saves_an_adapter(
-    finished: tuple[Path, str], main: Any, tmp_path: Path
+    finished: tuple[Path, str], texts: list[str], main: Any, tmp_path: Path
 ) -> None:
     output, _ = finished
     shutil.copytree(output / "stages", tmp_path / "cache")
     more = ["--method", "lora", "--output", str(tmp_path / "lora"), "--cache", str(tmp_path / "cache")]
     report = main([*flags(), *more])
     new = {path.name for path in (tmp_path / "cache").iterdir()} - {path.name for path in (output / "stages").iterdir()}
-    assert len(new) == 1 and (tmp_path / "cache" / new.pop() / "adapter_config.json").exists()
+    assert len(new) == 1
+    adapter = tmp_path / "cache" / new.pop()
+    assert (adapter / "adapter_config.json").exists()
     assert TaskVector.load(tmp_path / "lora/vector").is_low_rank
     if report.choice is not None and report.choice.scale:
         exported = TaskVector.from_adapter(tmp_path / "lora/adapter")
         assert exported.norm() == pytest.approx(-report.choice.scale * TaskVector.load(tmp_path / "lora/vector").norm())
+    # The adapter can be given, and a copy of it is the same.
+    both = ["--joint-model", str(stage(output, "joint")), "--reference-model", str(stage(output, "retrain"))]
+    for copy in ("one", "two"):
+        shutil.copytree(adapter, tmp_path / copy / "adapter", copy_function=shutil.copy)
+        given = ["--adapter", str(tmp_path / copy / "adapter"), *both, "--output", str(tmp_path / "given")]
+        assert main(user_flags(output, texts, *given)).scores == report.scores
+
+
+def test_every_stage_as_lora(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
+    """θ_0' and the reference are whole models then, merged from what was trained."""
+    from transformers import AutoModelForCausalLM
+
+    cached = stage(finished[0], "base")
+    shutil.copytree(cached, tmp_path / "cache" / cached.name)
+    lora = ["--method", "lora", "--joint-method", "lora", "--lora-epochs", "2", "--lora-learning-rate", "1e-2"]
+    more = ["--correlation", "false", "--refine", "0", "--epoch-vectors", "--checkpoint-every", "3"]
+    cache = ["--cache", str(tmp_path / "cache")]
+    report = main([*flags(), *lora, *more, *cache, "--output", str(tmp_path / "out")])
+    merged = AutoModelForCausalLM.from_pretrained(next((tmp_path / "cache").glob("joint-*-merged")))
+    base = dict(AutoModelForCausalLM.from_pretrained(cached).named_parameters())
+    trained = next(path for path in (tmp_path / "cache").glob("joint-*") if not path.name.endswith("-merged"))
+    change = TaskVector.from_adapter(trained)
+    for name, parameter in merged.named_parameters():
+        expected = base[name].double() + (change.dense(name, torch.float64) if name in change else 0.0)
+        assert torch.allclose(parameter.double(), expected, rtol=1e-6, atol=1e-7), name
+    assert report.references and report.theory is None
+    assert "What theory said" not in (tmp_path / "out/report.md").read_text()
+    kept = next((tmp_path / "cache").glob("forget-*")) / "vectors"
+    last = TaskVector.load(kept / "epoch-2")
+    assert (last - TaskVector.load(tmp_path / "out/vector")).norm() < 1e-6 * last.norm()
+
+
+def test_begun_anew_nothing_of_before_is_left(
+    finished: tuple[Path, str], main: Any, capsys: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished[0], output)
+    shutil.copytree(output / "vector", output / "adapter")  # as an earlier run with LoRA leaves one
+    (output / "model").mkdir(exist_ok=True)
+    (output / "notes.txt").write_text("mine")
+    quick = ["--correlation", "false", "--no-retrain", "--refine", "0", "--epochs", "1"]
+    impossible = ["--margin", "1e-9", "--retain-bound", "0"]
+    report = main([*flags(), *quick, *impossible, "--output", str(output), "--force"])
+    assert report.timing.reused == 0  # answers are of the models of this run
+    assert report.choice is not None and not report.choice.scale, "this test needs a run that chooses no λ"
+    left = {path.name for path in output.iterdir()}
+    assert not left & {"model", "adapter"} and {"vector", "report.json", "notes.txt", "stages"} <= left
+    assert UnlearningReport.load(output) == report
+    assert "No λ was chosen" in capsys.readouterr().out
 
 
 def test_the_compressed_and_the_pruned_vector(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
@@ -246,7 +328,6 @@ def test_the_chosen_model_is_pushed(finished: tuple[Path, str], main: Any, hub: 
         assert torch.equal(one, other), name
 
 
-@pytest.mark.slow
 def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path) -> None:
     output, _ = finished
     done = run(*flags(), "--output", str(tmp_path / "two"), "--cache", str(output / "stages"), processes=2)
@@ -254,7 +335,11 @@ def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path
     assert done.stdout.count("* chosen") <= 1  # one process speaks
     assert json.loads((tmp_path / "two/report.json").read_text())["timing"]["processes"] == 2
     assert without_timing(tmp_path / "two") == without_timing(output)
-    whole = run(*flags(), "--output", str(tmp_path / "whole"), processes=2)  # and they can train
+
+
+@pytest.mark.slow
+def test_two_processes_can_train(tmp_path: Path) -> None:
+    whole = run(*flags(), "--output", str(tmp_path / "whole"), processes=2)
     assert whole.returncode == 0, whole.stderr[-3000:]
 
 
@@ -267,7 +352,7 @@ def refused(main: Any, tmp_path: Path) -> Callable[..., None]:
         folder = tmp_path / "refused"
         with pytest.raises(TaskVectorError, match=message):
             main([*arguments, "--output", str(folder)])
-        assert not (folder / "stages").exists() and not (folder / "report.json").exists()
+        assert not folder.exists()  # so that the next try finds it free
 
     return check
 
@@ -347,6 +432,8 @@ def test_a_base_without_a_tokenizer(finished: tuple[Path, str], texts: list[str]
         (["--evaluation-batch-size", "0"], "evaluation_batch_size=0 must be at least 1"),
         (["--words", "0"], "words=0 must be at least 200"),
         (["--block-stride", "0"], "block_stride=0"),
+        (["--block-stride", "100"], "block_stride=100 is larger"),
+        (["--pretrain-epochs", "0"], "pretrain_epochs=0"),
         (["--lora-epochs", "0"], "lora_epochs=0"),
         (["--layers", "0"], "layers=0"),
         (["--hidden-size", "34"], "multiple of 4"),
@@ -387,6 +474,17 @@ def test_passages_that_the_model_cannot_read(refused: Any) -> None:
 
 def test_a_book_that_is_too_short(refused: Any) -> None:
     refused(flags(prompt_length=100, answer_length=100), "too short")
+
+
+def test_a_book_that_is_too_short_for_a_block(
+    finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
+) -> None:
+    """Also one that only a later stage is trained on."""
+    path = Path(texts[1].split("=")[1])
+    (tmp_path / "short.txt").write_text(" ".join(path.read_text("utf-8").split(" ")[:100]))
+    books = [texts[0], f"aligned={tmp_path}/short.txt", texts[2]]
+    arguments = user_flags(finished[0], books, "--joint-model", str(stage(finished[0], "joint")))
+    refused([*arguments, "--block-length", "160", "--section-words", "40"], "'short' has .* less than one block")
 
 
 def test_a_model_of_another_shape(finished: tuple[Path, str], texts: list[str], refused: Any, models: Any) -> None:

@@ -403,7 +403,19 @@ def test_killed_and_started_again(base: Path, blocks: datasets.Dataset, tmp_path
     assert names(tmp_path) == ["killed", "whole"]
 
 
-WITH_TWO = ["full", "lora", "sharded", "sharded-lora", "sharded-tied", "sharded-resumed", "stopped", "nan", "refused"]
+WITH_TWO = [
+    "full",
+    "lora",
+    "sharded",
+    "sharded-lora",
+    "sharded-tied",
+    "sharded-resumed",
+    "stopped",
+    "nan",
+    "refused",
+    "estimated",
+    "converted",
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@
 - `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
   Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
   whether that is `as_if_never_seen`, what the retained books lost, and the `tests` at the chosen λ.
+- `theory`: task correlations, the λ that theory recommends for them, and how good that was; null if nobody asked.
 - `passages`: prompt, true answer, and for each λ and each reference the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
 - `versions`: of Python and the libraries.
@@ -43,6 +44,7 @@ from hf_taskvec.evaluation.leaks import LeakReport
 from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.evaluation.statistics import Interval
+from hf_taskvec.evaluation.theory import Theory
 
 SCHEMA = "hf_taskvec/unlearning-report"
 VERSION = 3
@@ -198,6 +200,7 @@ class UnlearningReport:
     settings: Settings
     versions: dict[str, str]
     timing: Timing
+    theory: Theory | None = None
 
     def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
         """The score of one book at one λ."""
@@ -289,7 +292,7 @@ class UnlearningReport:
                     f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
                     f"reads {SCHEMA!r} version {VERSION}"
                 )
-            report = _build(cls, {**content, "protocol": None})
+            report = _build(cls, {"theory": None, **content, "protocol": None})  # earlier reports have no theory
             return replace(report, protocol=Protocol.from_dict(content["protocol"]))
         except (KeyError, TypeError) as error:
             raise CorruptFileError(f"{name} is damaged or no report ({error!r}); run the sweep again") from error

@@ -8,6 +8,7 @@ from hf_taskvec.evaluation.losses import LossTest
 from hf_taskvec.evaluation.metrics import METRICS, Metric
 from hf_taskvec.evaluation.report import UNNAMED, ReferenceScore, Score, UnlearningReport
 from hf_taskvec.evaluation.statistics import Interval
+from hf_taskvec.evaluation.theory import Theory
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
 _TITLES = {
@@ -35,6 +36,7 @@ def markdown(report: UnlearningReport) -> str:
         f"Books: {books}.\n\nSquare brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
         "Round brackets: change against λ=0 on the same passages.",
         _choice(report),
+        *([_theory(report.theory)] if report.theory is not None else []),
     ]
     for split, words in _SPLITS.items():
         if any(score.split == split for score in report.scores):
@@ -192,6 +194,12 @@ def _choice(report: UnlearningReport) -> str:
         f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)
+
+
+def _theory(theory: Theory) -> str:
+    pairs = "\n".join(f"- {line}" for line in theory.correlations)
+    head = "## What theory said\n\nTask correlation α̂, eq. (11) of Li et al. 2025, before anything was edited:"
+    return "\n\n".join([head, pairs, *theory.verdicts])
 
 
 def _membership(report: UnlearningReport) -> str:

@@ -9,6 +9,7 @@ from hf_taskvec.evaluation.books import Book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.protocols import Protocol
 from hf_taskvec.evaluation.report import UnlearningReport
+from hf_taskvec.evaluation.theory import Judged, Theory
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
@@ -28,15 +29,28 @@ class Alignment:
     alphas: dict[str, float]
     recommendation: Recommendation
 
-    def judged(self, report: UnlearningReport) -> str:
-        """What the theory says, and how good that was, in a few lines."""
-        lines = [f"  {self.forget} and {other}: {value:+.3f}" for other, value in self.alphas.items()]
-        lines.insert(0, "Task correlation α̂, eq. (11):")
-        if self.recommendation.sweep_scale is not None and report.choice is not None:
-            lines.append(str(self.recommendation.judge(report)))
-        elif self.recommendation.forget is not None:
-            lines.append(str(self.recommendation.forget.in_sweep))
-        return "\n".join(lines)
+    def judged(self, report: UnlearningReport) -> Theory:
+        """What theory says, and how good that was in a sweep, for the sweep's report."""
+        assert self.recommendation.forget is not None
+        region = self.recommendation.forget.in_sweep
+        return Theory(
+            forget=self.forget,
+            alphas=self.alphas,
+            verdict=region.verdict,
+            low=region.low,
+            high=region.high,
+            scale=region.scale,
+            words=str(region),
+            judged=self._judged(report),
+        )
+
+    def _judged(self, report: UnlearningReport) -> Judged | None:
+        if self.recommendation.sweep_scale is None or report.choice is None:
+            return None
+        found = self.recommendation.judge(report)
+        return Judged(
+            found.forget_loss, found.worst_retain_loss, found.qualifies, found.on_pareto_front, found.sentence
+        )
 
 
 def align(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hf_taskvec.evaluation.books import Role
 from hf_taskvec.evaluation.report import PassageResult, Score, UnlearningReport
-from hf_taskvec.experiment.alignment import Alignment
 
 _ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "retain": "unrelated"}
 _WIDTH = 100
@@ -18,7 +17,6 @@ def closing(
     scales: list[float],
     vector: str,
     files: Mapping[str, Path],
-    alignment: Alignment | None = None,
 ) -> str:
     """The summary of a run.
 
@@ -28,15 +26,15 @@ def closing(
         scales: the λ to show, beside the chosen one.
         vector (`str`): what was subtracted, in words.
         files: what was written, by what it is.
-        alignment: how alike the books are.
     """
     parts = [
         f"Rouge-L on passages that the model was trained on (95 % intervals; change against λ = 0)\n"
         f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + table(report, references, scales),
         _chosen(report),
     ]
-    if alignment is not None:
-        parts.append(alignment.judged(report))
+    if report.theory is not None:
+        pairs = [f"  {line}" for line in report.theory.correlations]
+        parts.append("\n".join(["Task correlation α̂, eq. (11):", *pairs, *report.theory.verdicts]))
     parts.append(_samples(report))
     parts.append("\n".join(f"{what:<13} {_shown(path)}" for what, path in files.items()))
     return "\n\n".join(parts)

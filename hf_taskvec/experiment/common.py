@@ -11,7 +11,7 @@ from hf_taskvec.training.settings import TrainingSettings
 
 EMBEDDED = "embedded"
 # Where things lie and what is done with them; the results are the same.
-NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub"}
+NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub", "checkpoint_every", "epoch_vectors"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CommonConfig:
         None, "Blocks in one forward pass of a process; all of its share if not given."
     )
     weight_decay: float = option(0.1, "The weight decay of AdamW.")
+    max_grad_norm: float = option(1.0, "Longer gradients are clipped to this norm.")
     warmup: float = option(0.05, "The share of the steps in which the learning rate rises.")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "How the learning rate falls.")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "Of the forward and backward passes.")
@@ -87,8 +88,16 @@ class CommonConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadValueError(f"{name}={value} must be at least {low}.")
+        if self.block_stride is not None and self.block_stride > self.block_length:
+            raise BadValueError(
+                f"block_stride={self.block_stride} is larger than block_length={self.block_length}: blocks would leave text "
+                "out between them. Use a smaller --block-stride."
+            )
         if self.embedded and self.hidden_size % HEADS:
             raise BadValueError(f"hidden_size={self.hidden_size} must be a multiple of {HEADS}, the number of heads.")
+        if self.pretrain_epochs < 1:
+            raise BadValueError(f"pretrain_epochs={self.pretrain_epochs} must be at least 1.")
+        _ = self.pretraining
 
     @property
     def embedded(self) -> bool:
@@ -103,6 +112,7 @@ class CommonConfig:
             batch_size=self.batch_size,
             micro_batch_size=self.micro_batch_size,
             weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
             warmup=self.warmup,
             schedule=self.schedule,
             precision=self.precision,

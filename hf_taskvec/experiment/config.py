@@ -46,6 +46,10 @@ class UnlearnConfig(CommonConfig):
         "full", "How θ_0' and the reference model are made; what LoRA gives is merged."
     )
     epochs: int = option(3, "How often the books are read.")
+    checkpoint_every: int | None = option(
+        None, "Steps between the checkpoints of a training; one at the end of each epoch if not given, 0 for none."
+    )
+    epoch_vectors: bool = option(False, "Also keep the task vector of each epoch, in `vectors/` of the stage `forget`.")
 
     # The sweep.
     scales: list[float] = option([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], "The values of λ.")
@@ -93,8 +97,12 @@ class UnlearnConfig(CommonConfig):
             raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
         if self.rank is not None and self.rank < 1:
             raise BadValueError(f"rank={self.rank} must be at least 1.")
-        if self.refine < 0:
-            raise BadValueError(f"refine={self.refine} must be 0 or more.")
+        for name in ("refine", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise BadValueError(f"{name}={value} must be 0 or more.")
+        if self.epoch_vectors and not self.makes_vector:
+            raise BadValueError("--epoch-vectors: the task vector is given, so there are no epochs to keep it of.")
         if not self.scales or not all(math.isfinite(scale) for scale in self.scales):
             raise BadValueError(f"scales={self.scales} must be finite numbers.")
         if not any(self.scales):
@@ -106,6 +114,21 @@ class UnlearnConfig(CommonConfig):
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
             raise BadValueError(f"{flags} both give the task vector. Choose one.")
         _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
+
+    @property
+    def makes_joint(self) -> bool:
+        """Whether θ_0' is fine-tuned here, not given."""
+        return self.joint_model is None
+
+    @property
+    def makes_vector(self) -> bool:
+        """Whether the task vector comes from a fine-tune that is done here."""
+        return not (self.tuned_model or self.adapter or self.task_vector)
+
+    @property
+    def makes_reference(self) -> bool:
+        """Whether the model that never saw the book is fine-tuned here."""
+        return self.retrain and self.reference_model is None
 
     @property
     def roles(self) -> list[tuple[Role, str]]:

@@ -1,6 +1,7 @@
 """The output folder of an experiment: it belongs to one config, which lies in it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.evaluation.store import ensure_writable
 
 CONFIG = "config.json"
+# What the recipes write beside it. Trained stages are none of it: they are known by what made them.
+_RESULTS = (
+    *("report.json", "report.md", "model", "adapter", "vector", "store"),
+    *(f"{plot}.{kind}" for plot in ("scores", "pareto", "samples") for kind in ("png", "svg")),
+)
 
 
 def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
@@ -18,13 +24,15 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
     Args:
         folder: made if it does not exist.
         settings: all that decides the results.
-        force (`bool`): take over a folder of other settings.
+        force (`bool`): take over a folder of other settings; results that lie in it are removed, so that what is there
+            afterwards belongs together.
     """
     folder = Path(folder)
     if folder.is_file():
         raise OutputError(f"{folder.name} is a file; the output needs a folder.")
     settings = json.loads(json.dumps(settings))  # as it will be read back
-    if (folder / CONFIG).exists() and not force:
+    others = _others(folder)
+    if (folder / CONFIG).exists() and others and not force:
         before = read_json(folder / CONFIG)
         other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if other:
@@ -33,17 +41,30 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
                 f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
                 "--output, or pass --force to replace them."
             )
-    elif folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
+    elif others and not (folder / CONFIG).exists():
         raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty folder as --output.")
     ensure_writable(folder)
     state = processes()
     state.wait_for_everyone()  # all have looked before one writes
     if state.is_main_process:
+        if force:
+            _clear(folder)
         partial = folder / f".{CONFIG}.partial"
         partial.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
         partial.replace(folder / CONFIG)
     state.wait_for_everyone()
     return folder
+
+
+def _others(folder: Path) -> list[Path]:
+    """What a folder holds beside its config, but for files that a killed process was about to write."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in found if path.name != CONFIG and not path.match(".*.partial")]
+
+
+def _clear(folder: Path) -> None:
+    for path in map(folder.joinpath, _RESULTS):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _short(value: Any) -> str:

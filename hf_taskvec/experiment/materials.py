@@ -1,26 +1,27 @@
 """What the unlearning experiment starts from: the books, the base model and its tokenizer, checked before any long work."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import DistributedType
-
-from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.apply import COMPANIONS
+from hf_taskvec.checkpoint import ADAPTER_WEIGHTS, locate, open_checkpoint, open_files, read_json
 from hf_taskvec.embedded.library import Library, library
 from hf_taskvec.embedded.model import make_phi, train_tokenizer
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.passages import find_passages
 from hf_taskvec.evaluation.plan import make_tasks
-from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.config import UnlearnConfig
+from hf_taskvec.experiment.memory import check_experiment
 from hf_taskvec.experiment.smollm import SMOLLM, smollm_folder
+from hf_taskvec.experiment.stages import digest
 from hf_taskvec.extract import open_model
 from hf_taskvec.fit import check_fits
-from hf_taskvec.training import check_memory, estimate_memory
+from hf_taskvec.tensors import fingerprint
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.models import meta_model, open_base
 from hf_taskvec.vector import TaskVector
@@ -39,9 +40,10 @@ class Materials:
     Args:
         books (`tuple[Book, ...]`): with their roles.
         tokenizer: of the model.
-        base: a folder or Hub id; the embedded model before its pretraining; or `None` if no stage needs it.
+        base: a folder or Hub id, or the embedded model before its pretraining.
         general (`Book`, *optional*): what the embedded model is pretrained on.
         inputs (`dict[str, str]`): the fingerprint of everything that was given, for the record.
+        read (`dict[str, Dataset]`): the blocks of each book that some stage is trained on, by the book's name.
     """
 
     books: tuple[Book, ...]
@@ -49,6 +51,13 @@ class Materials:
     base: "str | Path | PreTrainedModel"
     general: Book | None
     inputs: dict[str, str]
+    read: "dict[str, datasets.Dataset]"
+
+    def blocks(self, books: Sequence[Book]) -> "datasets.Dataset":
+        """The seen text of all these books, in blocks to train on."""
+        import datasets
+
+        return datasets.concatenate_datasets([self.read[book.name] for book in books])
 
 
 def gather(config: UnlearnConfig) -> Materials:
@@ -77,10 +86,21 @@ def gather(config: UnlearnConfig) -> Materials:
         raise BadValueError(
             f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
         )
-    _check_memory(config, source.config)
+    check_experiment(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
         make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
-    return Materials(books, tokenizer, base, general, inputs)
+    read = {book.name: training_blocks((book,), tokenizer, config) for book in _trained_on(config, books, general)}
+    return Materials(books, tokenizer, base, general, inputs, read)
+
+
+def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | None) -> list[Book]:
+    """The books that some stage is trained on. Of the others nothing is asked but passages."""
+    found = [general] if general is not None else []
+    for book in books:
+        alone = config.makes_vector if book.role == "forget" else config.makes_reference or config.correlation
+        if config.makes_joint or alone:
+            found.append(book)
+    return found
 
 
 def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: CommonConfig) -> "datasets.Dataset":
@@ -156,50 +176,35 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
     if where := config.adapter or config.task_vector:
         vector = TaskVector.from_adapter(where, base) if config.adapter else TaskVector.load(where)
         check_fits(vector, open_model(base))
-        inputs["adapter" if config.adapter else "task_vector"] = f"{Path(where).name} {vector.fingerprint[:16]}"
+        content = _adapter_content(where) if config.adapter else vector.fingerprint
+        inputs["adapter" if config.adapter else "task_vector"] = f"{Path(where).name} {content[:16]}"
     return inputs
+
+
+def _adapter_content(where: str) -> str:
+    """A digest of an adapter that is the same for each copy; a vector's own fingerprint knows the files' stamps."""
+    folder, _, _ = locate(where, None, None, ["adapter_*"])
+    settings = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": None}
+    return digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
 
 
 def read_tokenizer(where: "str | Path") -> Any:
     """The tokenizer beside a model."""
     from transformers import AutoTokenizer
 
+    folder, name, _ = locate(where, None, None, [*COMPANIONS])  # transformers knows no id@revision
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         found = tokenizer("A few words.")["input_ids"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MissingFileError(f"{Path(where).name} has no tokenizer that can be read ({_first(error)}).") from None
+        raise MissingFileError(f"{name} has no tokenizer that can be read ({_first(error)}).") from None
     if not found:
-        raise MissingFileError(f"{Path(where).name} has no tokenizer of its own. Save the model's tokenizer beside it.")
+        raise MissingFileError(f"{name} has no tokenizer of its own. Save the model's tokenizer beside it.")
     return tokenizer
 
 
 def _first(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-
-
-def _check_memory(config: UnlearnConfig, model: Any) -> None:
-    """Refuse trainings that do not fit into memory, all of them before the first begins."""
-    state = processes()
-    sharded = state.distributed_type == DistributedType.FSDP
-    trainings = []
-    if not (config.tuned_model or config.adapter or config.task_vector):
-        trainings.append(config.training(config.method))
-    if config.joint_model is None or (config.retrain and config.reference_model is None):
-        trainings.append(config.training(config.joint_method))
-    if config.correlation:
-        trainings.append(config.training("full"))
-    for settings in trainings:
-        precision = "bf16" if state.device.type == "cuda" else "fp32"
-        estimate = estimate_memory(
-            model,
-            settings,
-            config.block_length,
-            precision=precision,
-            processes=state.num_processes,
-            sharded=sharded,
-        )
-        check_memory(estimate, state.device, sharing=state.num_processes if state.device.type == "cpu" else 1)
 
 
 def _identified(where: "str | Path", base: Any) -> str:

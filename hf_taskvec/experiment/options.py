@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
 
 Config = TypeVar("Config")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def option(default: Any, help: str) -> Any:
@@ -51,7 +54,7 @@ def parse(
 
 
 def read_config(kind: type[Any], name: str, configs: Path) -> dict[str, Any]:
-    """The values of a YAML file, its keys checked against the config's fields."""
+    """The values of a YAML file, its keys and types checked against the config's fields."""
     import yaml
 
     ready = {path.stem: path for path in sorted(configs.glob("*.yaml"))}
@@ -67,9 +70,40 @@ def read_config(kind: type[Any], name: str, configs: Path) -> dict[str, Any]:
         raise BadValueError(f"{path.name} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise BadValueError(f"{path.name} must hold `key: value` lines.")
-    fields = {field.name for field in dataclasses.fields(kind)}
-    found = {str(key).replace("-", "_"): value for key, value in values.items()}
-    for key in found:
-        if key not in fields:
-            raise MissingNameError(f"{path.name}: there is no setting {key!r}.{did_you_mean(key, fields)}")
+    hints = get_type_hints(kind)
+    found = {}
+    for raw, value in values.items():
+        key = str(raw).replace("-", "_")
+        if key not in hints:
+            raise MissingNameError(f"{path.name}: there is no setting {key!r}.{did_you_mean(key, hints)}")
+        try:
+            found[key] = _typed(value, hints[key])
+        except BadValueError as error:
+            raise BadValueError(f"{path.name}: {key}={value!r} must be {error}.") from None
     return found
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """A value of YAML as the field's own type; an error says what it must be.
+
+    >>> _typed([0, "1e-1"], list[float])
+    [0.0, 0.1]
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # of a type and None
+        return None if value is None else _typed(value, inner[0])
+    if origin is Literal:
+        if value not in inner:
+            raise BadValueError(f"one of {', '.join(inner)}")
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            raise BadValueError("a list, as in [a, b]; of one, [a]")
+        return [_typed(each, inner[0]) for each in value]
+    if kind in (int, float) and isinstance(value, str):  # YAML takes 1e-4 for a text; it means a number all the same
+        with suppress(ValueError):
+            value = kind(value)
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise BadValueError(_WORDS[kind])
+    return kind(value)

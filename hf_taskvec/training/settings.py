@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 
+VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
