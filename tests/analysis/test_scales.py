@@ -165,8 +165,27 @@ def test_a_recommendation_is_judged_by_the_sweep(report) -> None:
     assert found.scale == -1.0 and found.metric == report.choice.metric and found.chosen == report.choice.scale
     assert found.forget_loss == pytest.approx(1 - at[-1.0].forget / at[0.0].forget)
     assert found.worst_retain_loss == at[-1.0].worst_retain and found.qualifies == at[-1.0].qualifies
-    assert found.on_pareto_front == (-1.0 in report.choice.pareto)
     assert f"{found.forget_loss:.0%}" in found.sentence and "λ=-1" in str(found)
+    assert str(found).startswith("Theory recommended λ=-1: on the half of the passages that chooses λ,")
+
+
+def test_one_half_of_the_passages_decides_all_of_it(report) -> None:
+    """Another λ that, on the half that chooses, forgets as much and keeps more, beats it, whatever all passages say."""
+    at = {c.scale: c for c in report.choice.candidates}
+    better = dataclasses.replace(at[-0.4], forget=at[-1.0].forget, worst_retain=at[-1.0].worst_retain - 0.1)
+    worse = dataclasses.replace(at[-0.4], forget=at[0.0].forget, worst_retain=at[-1.0].worst_retain + 0.1)
+    start = dataclasses.replace(at[0.0], worst_retain=at[-1.0].worst_retain)
+    assert at[-1.0].forget < at[0.0].forget
+    for other, beaten in ((better, True), (worse, False)):
+        choice = dataclasses.replace(
+            report.choice,
+            scale=None,
+            candidates=(start, other, at[-1.0]),
+            pareto=(-1.0,) if beaten else (),  # of all passages: not looked at
+        )
+        found = recommend_scales(0.0).judge(dataclasses.replace(report, choice=choice))
+        assert found.on_pareto_front != beaten
+        assert ("another λ forgets as much and keeps more" in str(found)) == beaten
 
 
 def test_a_scale_that_was_not_evaluated_is_not_judged(report) -> None:
