@@ -14,7 +14,7 @@ from laboratory.claims import Claim
 from tqdm.auto import tqdm
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import Transfer, recommend_scales
+from hf_taskvec.analysis import Recommendation, Transfer, recommend_scales
 
 PAPER = "When is task vector provably effective for model editing? (Li et al. 2025)"
 # What counts as small and as Θ(1) of a hinge loss, which is 1 for an output of 0. Set before anything was measured.
@@ -161,6 +161,12 @@ class Result:
     losses: list[list[float]]  # of the new task, λ_2 down, λ_1 across
 
 
+def theorems(alpha: float) -> Recommendation:
+    """Theorems 1 and 2 as they stand: only an α of 0 is irrelevant, and case (B) reaches down to −α⁻²."""
+    beta = 0.01
+    return recommend_scales(alpha, irrelevant=0.0, gap=0.05, beta=beta, c=beta / alpha**2 if alpha < 0 else 0.02)
+
+
 def both_small(first: float, second: float) -> bool:
     return first <= SMALL and second <= SMALL
 
@@ -222,7 +228,7 @@ def _finetuning(
 
 
 def _adding(curve: Curve) -> Claim:
-    region = recommend_scales(curve.alpha, irrelevant=0.0).add
+    region = theorems(curve.alpha).add
     found = curve.where(both_small)
     claim = f"Theorem 1, α = {curve.alpha:g}: adding task 2"
     if region is None or region.low is None or region.high is None:
@@ -236,7 +242,7 @@ def _adding(curve: Curve) -> Claim:
 
 
 def _forgetting(curve: Curve) -> Claim:
-    region = recommend_scales(curve.alpha, irrelevant=0.0, gap=0.05).forget
+    region = theorems(curve.alpha).forget
     assert region is not None and region.low is not None and region.high is not None
     found = curve.where(only_first_small)
     inside = [scale for scale in curve.scales if region.low <= scale <= region.high]
