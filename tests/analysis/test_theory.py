@@ -112,6 +112,7 @@ def test_the_recipe(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     claims = json.loads((tmp_path / "theory.json").read_text("utf-8"))
+    assert sum("rows of ΔV" in claim["claim"] for claim in claims) == 2  # pruned by luck and by norm
     assert len(claims) >= 30 and {"claim", "predicted", "measured", "holds"} < set(claims[0])
     table = (tmp_path / "theory.md").read_text("utf-8")
     assert all(claim["measured"].replace("|", "\\|") in table for claim in claims)
