@@ -257,7 +257,9 @@ def ranks_figure(ranks: "Ranks") -> "Figure":
         found = ranks.of_kind(kind)
         layers = sorted({matrix.layer for matrix in found})
         for axes, value in ((left, "stable_rank"), (right, "frobenius")):
-            values = [[getattr(m, value) for m in found if m.layer == layer] for layer in layers]
+            # A matrix of zeros has no stable rank.
+            at = {layer: [getattr(m, value) for m in found if m.layer == layer] for layer in layers}
+            values = [[each for each in at[layer] if not math.isnan(each)] or [math.nan] for layer in layers]
             means = [sum(each) / len(each) for each in values]
             axes.plot(layers, means, label=kind, markersize=5, linewidth=1.8, **look(number))
             axes.fill_between(

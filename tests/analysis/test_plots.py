@@ -132,6 +132,14 @@ def test_the_last_layer_has_a_tick(layers: int, outside: bool, count: int) -> No
     assert str(layers - 1) in labels and ("outside" in labels) == outside and len(labels) <= 14
 
 
+def test_an_expert_that_is_left_alone_hides_no_other() -> None:
+    """A matrix of zeros has no stable rank; the mean is over the others."""
+    name = "model.layers.0.mlp.experts.{}.up_proj.weight"
+    ranks = stable_ranks(TaskVector.from_tensors({name.format(0): torch.eye(4), name.format(1): torch.zeros(4, 4)}))
+    (line,) = ranks.figure().axes[0].lines
+    assert line.get_ydata() == pytest.approx([2.0])
+
+
 def test_values_that_are_not_there_are_drawn_as_gaps() -> None:
     """A layer that one vector leaves alone has no cosine."""
     name = "model.layers.{}.mlp.fc1.weight"
