@@ -1,8 +1,8 @@
 """Know before you merge or negate: one report on a base and some fine-tunes of it, with figures.
 
-    python recipes/analyze.py microsoft/phi-1_5 me/phi-1_5-hp1 me/phi-1_5-hp2-lora            # no model is loaded
-    python recipes/analyze.py base tuned adapter --data hp1.txt hp2.txt --landscape 9         # and what needs forward
-    passes
+    python recipes/analyze.py microsoft/phi-1_5 me/phi-1_5-hp1 me/phi-1_5-hp2-lora        # no model is loaded
+    python recipes/analyze.py base tuned adapter --data hp1.txt hp2.txt --landscape 9     # and with forward passes
+    python recipes/analyze.py base tuned --epochs tuned/vectors/epoch-1 tuned/vectors/epoch-2
 
 Fine-tunes are full models, LoRA adapters or saved task vectors: folders or Hub ids, in any mixture. From the weights
 alone: norms, cosines, stable ranks by kind of matrix, large rows. With a text for each fine-tune (best one that it was
@@ -14,7 +14,7 @@ linearity, the vectors' alignment with the gradient, and the loss landscape. Eve
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,16 @@ from hf_taskvec.analysis import (
     recommend_scales,
     stable_ranks,
 )
+from hf_taskvec.analysis.kinds import Kind, place_of
+from hf_taskvec.analysis.ranks import MatrixRank
 from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.errors import BadValueError, MissingFileError, OutputError
 from hf_taskvec.experiment.materials import read_tokenizer
 from hf_taskvec.figures import render
+from hf_taskvec.fit import check_fits
 from hf_taskvec.provenance import label_for
+
+BASE = "the base"
 
 
 class Report:
@@ -85,7 +90,7 @@ def main() -> None:
     parser.add_argument("tuned", nargs="+", help="fine-tunes, LoRA adapters or saved task vectors: folders or Hub ids")
     parser.add_argument("--names", nargs="+", help="short names for them, in the same order")
     parser.add_argument("--data", nargs="+", type=Path, help="a text file for each fine-tune, in the same order")
-    parser.add_argument("--epochs", nargs="+", default=[], help="checkpoints of the first fine-tune's epochs, in order")
+    parser.add_argument("--epochs", nargs="+", default=[], help="what each epoch of the first fine-tune ended with")
     parser.add_argument("--output", type=Path, default=Path("outputs/analysis"), help="folder for the report")
     parser.add_argument("--rows", type=int, default=32, help="rows of text from each file")
     parser.add_argument("--max-length", type=int, default=128, help="tokens in a row")
@@ -113,6 +118,8 @@ def analyze(options: argparse.Namespace) -> Path:
     for name in names:
         if not re.fullmatch(r"[\w .-]+", name):
             raise BadValueError(f"--names {name}: use letters, digits and _ only, as for a file.")
+    if len({label_for(name) for name in (*names, BASE)}) <= len(names):
+        raise BadValueError(f"--names {', '.join(names)}: files named after them and {BASE!r} would be the same.")
     for option, least in {"rows": 2, "max_length": 2, "batch_size": 1}.items():
         if getattr(options, option) < least:
             raise BadValueError(f"--{option.replace('_', '-')} must be at least {least}.")
@@ -123,18 +130,20 @@ def analyze(options: argparse.Namespace) -> Path:
     except (RuntimeError, AssertionError) as error:
         raise BadValueError(f"--device {options.device} cannot be used ({str(error).splitlines()[0]}).") from None
     # All that is given is opened before the work begins.
-    config = open_checkpoint(options.base).config
+    base = open_checkpoint(options.base)
+    config = base.config
     vectors = {name: open_vector(where, options.base, name) for name, where in zip(names, options.tuned, strict=True)}
-    for epoch in options.epochs:
-        open_checkpoint(epoch)
+    steps = [open_vector(where, options.base, f"epoch_{n}") for n, where in enumerate(options.epochs, 1)]
+    for vector in (*vectors.values(), *steps):
+        check_fits(vector, base)
     data = None if options.data is None else read_data(options, names, config)
     report = Report(options.output)
     report.lines += [f"# {Path(options.base).name}: what its fine-tunes tell", ""]
     geometry(report, vectors)
     ranks(report, options.base, vectors, config)
     gradient = None if data is None else forward_passes(report, options, vectors, data)
-    if options.epochs:
-        epochs(report, options, gradient)
+    if steps:
+        epochs(report, steps, gradient)
     if data is None:
         report.section("With texts", "Give a text for each fine-tune (`--data`) for what needs forward passes.")
     return report.save()
@@ -197,26 +206,38 @@ def ranks(report: Report, base: str, vectors: dict[str, TaskVector], config: Any
         "‖W‖_F / ‖W‖₂: 1 for a matrix of rank 1. The harmonic mean is over O, QKV and both matrices of the MLP in all layers. Large "
         "rows are the MLP's neurons whose change is at least a tenth of the largest one's.",
     )
-    found: dict[str, Ranks] = {"the base": stable_ranks(base)}
-    found |= {name: stable_ranks(vector, config=config) for name, vector in vectors.items()}
+    found: dict[str, Ranks] = {BASE: stable_ranks(base)}
+    for name, vector in vectors.items():
+        measured = stable_ranks(vector, config=config) if any(map(place_of, vector)) else None
+        if measured is not None and changed(measured.matrices):
+            found[name] = measured
+        else:
+            report.text(f"{name}: not applicable, because it changes no matrix of attention or of an MLP.")
     rows = []
     for name, each in found.items():
-        by_kind = ", ".join(
-            f"{kind} {sum(m.stable_rank for m in each.of_kind(kind)) / len(each.of_kind(kind)):.2f}"
-            for kind in each.kinds
-        )
+        by_kind = ", ".join(f"{kind} {mean_rank(each, kind)}" for kind in each.kinds)
         rows.append([name, f"{each.harmonic_mean():.2f}", by_kind, neurons(vectors.get(name))])
     report.table(["of", "harmonic mean", "mean by kind", "large rows: share, energy"], rows)
     for name, vector in vectors.items():
-        if vector.is_low_rank:  # of a dense vector it takes a decomposition of every matrix
-            needed = effective_ranks(vector, 0.9).values()
+        # Of a dense vector it takes a decomposition of every matrix.
+        needed = effective_ranks(vector, 0.9).values() if vector.is_low_rank else ()
+        if needed:
             report.text(
                 f"{name}: its factors have rank {max(vector.rank(each) for each in vector)} or less; 90 % of the squared norm of a "
                 f"matrix are in {sum(needed) / len(needed):.1f} singular values on average ({min(needed)} to {max(needed)})."
             )
     for name, each in found.items():
-        file = f"ranks_{label_for(name)}"
-        report.figure(file, each.figure, f"ranks and norms of {name} by layer")
+        report.figure(f"ranks_{label_for(name)}", each.figure, f"ranks and norms of {name} by layer")
+
+
+def changed(matrices: Iterable[MatrixRank]) -> list[MatrixRank]:
+    """The matrices that are not zero: a full fine-tune also holds those that were frozen."""
+    return [matrix for matrix in matrices if matrix.spectral]
+
+
+def mean_rank(ranks: Ranks, kind: Kind) -> str:
+    found = [matrix.stable_rank for matrix in changed(ranks.of_kind(kind))]
+    return f"{sum(found) / len(found):.2f}" if found else "unchanged"
 
 
 def neurons(vector: TaskVector | None) -> str:
@@ -226,17 +247,24 @@ def neurons(vector: TaskVector | None) -> str:
         found = large_rows(vector)
     except BadValueError:
         return "no MLP changed"
+    found = [each for each in found if each.share]
+    if not found:
+        return "no MLP changed"
     mean = [sum(values) / len(found) for values in zip(*((each.share, each.energy) for each in found), strict=True)]
     return f"{mean[0]:.0%}, {mean[1]:.0%}"
 
 
-def epochs(report: Report, options: argparse.Namespace, gradient: TaskVector | None) -> None:
+def epochs(report: Report, steps: list[TaskVector], gradient: TaskVector | None) -> None:
     report.section(
         "Epoch by epoch",
         "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has the largest share, "
         "and the next ones keep a cosine above 0.8 with it).",
     )
-    alignment = gradient_alignment(options.epochs, gradient, base=options.base)
+    try:
+        alignment = gradient_alignment(steps, gradient)
+    except BadValueError as error:  # an epoch that changed nothing, or led back to the base
+        report.text(f"Not measured: {error}")
+        return
     columns = {"share": [f"{share:.1%}" for share in alignment.shares]}
     columns["cosine with the first"] = [f"{cosine:.3f}" for cosine in alignment.with_first]
     if alignment.update_with_gradient is not None and alignment.vector_with_gradient is not None:
@@ -276,12 +304,17 @@ def forward_passes(
         for one, other in combinations(vectors, 2):
             report.section(f"Linearity: {one} and {other}")
             both = data[one] + data[other]
-            linearity = cross_task_linearity(model, vectors[one], vectors[other], both, **shared)
+            try:
+                linearity = cross_task_linearity(model, vectors[one], vectors[other], both, **shared)
+            except BadValueError as error:  # a model that overflows half-way
+                report.text(f"Not measured: {error}")
+                continue
             report.text(f"In the last layer, medians over {linearity.samples} rows; a coefficient of 1 is linear.")
             last = [line for line in linearity.table() if line["layer"] == linearity.layers - 1]
             columns = ("1 − cosine", "1 − baseline", "coefficient")
             report.table(["kind", *columns], [[line["kind"], *(f"{line[c]:.3g}" for c in columns)] for line in last])
-            report.figure(f"linearity_{one}_{other}", linearity.figure, "cross-task linearity by layer")
+            file = f"linearity_{label_for(one)}-{label_for(other)}"
+            report.figure(file, linearity.figure, "cross-task linearity by layer")
     gradient = gradients(report, options, model, vectors, data)
     if options.landscape and len(vectors) > 1:
         one, other = list(vectors)[:2]
@@ -297,7 +330,7 @@ def forward_passes(
                 output=kept,
                 **shared,
             )
-        except BadValueError as error:  # vectors that lie on a line span no plane
+        except BadValueError as error:  # vectors that lie on a line span no plane; or the model overflows on it
             report.text(f"Not drawn: {error}")
         else:
             report.figure("landscape", landscape.figure, "loss on the plane through two fine-tunes")
@@ -347,9 +380,10 @@ def correlations(
             [keep, change, f"{recommended.alpha:+.3f}", span(recommended.add), span(recommended.forget.in_sweep)]
         )
     report.table(["first", "second", "α̂", "add the second", "forget the second"], rows)
-    one, other = list(vectors)[:2]
-    recommended = recommend_scales(found[one, other])
-    report.text(*(f"{one}, {other}: {region.why}" for region in (recommended.add, recommended.forget) if region))
+    for one, other in combinations(vectors, 2):
+        recommended = recommend_scales(found[one, other])
+        why = [f"*{region.goal}*: {region.why}" for region in (recommended.add, recommended.forget) if region]
+        report.text(f"{one}, {other}. {' '.join(why)}")
     if len(vectors) > 2:
         transfers(report, list(vectors), found)
 
@@ -371,7 +405,7 @@ def transfers(report: Report, names: list[str], found: CorrelationMatrix) -> Non
             rows.append([target, ", ".join(others), str(error), "–"])
             continue
         assert transfer is not None
-        scales = ", ".join(f"{scale:+.2f}".replace("-", "−") for scale in transfer.scales or ())
+        scales = ", ".join(f"{scale:+.2f}".replace("-", "−") for scale in transfer.scales)
         rows.append([target, ", ".join(others), transfer.verdict, scales or "–"])
         if len(others) == 2:
             report.figure(f"transfer_{label_for(target)}", transfer.figure, f"Theorem 3's region for {target}")

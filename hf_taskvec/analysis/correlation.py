@@ -1,8 +1,7 @@
 """How alike two tasks are: eq. (11) of Li et al. (2025), from the outputs of two fine-tuned models.
 
 The models' outputs over a data set are centred, each by its own mean, and compared sample by sample by their cosine.
-Two
-passes: the first for the means, the second for the cosines; a bounded number of outputs is held at a time.
+Two passes: the first for the means, the second for the cosines; a bounded number of outputs is held at a time.
 
 The paper does not say which outputs of a language model it compares. Here they are the logits of the next token, pooled
 in one of three ways (`Pooling`), so the values are to be compared with each other rather than with the paper's.
@@ -31,7 +30,7 @@ from hf_taskvec.analysis.forward import (
     token_rows,
     vocabulary_of,
 )
-from hf_taskvec.analysis.geometry import cosine_matrix
+from hf_taskvec.analysis.geometry import cosine_matrix, places_of
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.vector import TaskVector
 
@@ -42,9 +41,10 @@ if TYPE_CHECKING:
 #: each of some positions of each row, drawn at random (`sample`).
 Pooling = Literal["last", "mean", "sample"]
 
-# The logits of one forward pass, and the pooled outputs of one model that are held, take at most so many bytes.
+# The logits of one forward pass, and the pooled outputs of all models that are held, take at most so many bytes.
 _LOGITS_BYTES = 1 << 29
-_HELD_BYTES = 1 << 26
+_HELD_BYTES = 1 << 28
+_HELD_EACH = 4 + 8  # bytes of an output: as the model gave it, and centred in fp64
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CorrelationMatrix:
     pooling: str
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
-        one, other = (self.names.index(name) for name in pair)
+        one, other = places_of(pair, self.names, "task")
         return self.values[one][other]
 
     def figure(self) -> "Figure":
@@ -219,9 +219,9 @@ def _check(subjects: Mapping[str, Subject], rows: Mapping[str, Rows], pool: _Poo
             check_rows(each, model_of(subject), f"the data of {name}")
 
 
-def _chunks(rows: Rows, vocabulary: int, pool: _Pool) -> list[slice]:
-    """Runs of rows whose pooled outputs may be held at once; a vector is put on and off once for each."""
-    most = max(1, _HELD_BYTES // (4 * vocabulary))
+def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: _Pool) -> list[slice]:
+    """Runs of rows whose outputs, of all models, may be held at once; a vector is put on and off once for each."""
+    most = max(1, _HELD_BYTES // (_HELD_EACH * vocabulary * subjects))
     found, start, held = [], 0, 0
     for number, row in enumerate(rows):
         if held and held + pool.count(row) > most:
@@ -235,7 +235,7 @@ def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, Subject], pool: _Poo
     vocabulary = vocabulary_of(model_of(next(iter(subjects.values()))))
     total = 0
     for each in rows.values():
-        passes = 1 if len(_chunks(each, vocabulary, pool)) == 1 else 2
+        passes = 1 if len(_chunks(each, vocabulary, len(subjects), pool)) == 1 else 2
         total += passes * len(each) * len(subjects)
     return total
 
@@ -245,7 +245,7 @@ def _cosines(
 ) -> list[float]:
     """For each pair of models the mean cosine of their centred outputs over the rows."""
     vocabulary = vocabulary_of(model_of(subjects[0]))
-    chunks = _chunks(rows, vocabulary, pool)
+    chunks = _chunks(rows, vocabulary, len(subjects), pool)
 
     def outputs(chunk: slice) -> Iterator[torch.Tensor]:
         for subject in subjects:
@@ -254,28 +254,30 @@ def _cosines(
             yield found  # outside: whatever the caller does, the model is as it was
 
     sums = [torch.zeros(vocabulary, dtype=torch.float64) for _ in subjects]
-    count, held = 0, None
+    held: list[torch.Tensor] = []
     for chunk in chunks:
-        found = []
         for total, output in zip(sums, outputs(chunk), strict=True):
             total += output.sum(dim=0, dtype=torch.float64)
-            found.append(output)
-        count += len(found[0])
-        held = found if len(chunks) == 1 else None
+            if len(chunks) == 1:  # then the second pass needs no forward passes
+                held.append(output)
+    count = sum(map(pool.count, rows))
     means = [total / count for total in sums]
-    results = [0.0] * len(pairs)
-    for chunk in chunks:
+
+    def summed(chunk: slice) -> list[float]:
         centred = [_normed(output, mean) for output, mean in zip(held or outputs(chunk), means, strict=True)]
-        for number, (one, other) in enumerate(pairs):
-            results[number] += torch.dot(centred[one].flatten(), centred[other].flatten()).item()
-    return [max(-1.0, min(1.0, result / count)) for result in results]
+        return [torch.dot(centred[one].flatten(), centred[other].flatten()).item() for one, other in pairs]
+
+    results = [sum(found) / count for found in zip(*map(summed, chunks), strict=True)]
+    return [max(-1.0, min(1.0, result)) for result in results]
 
 
 def _normed(output: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """Samples less their mean, each of length 1, in fp64."""
+    whole = torch.linalg.vector_norm(output, dim=1, keepdim=True, dtype=torch.float64)
     centred = output.double().sub_(mean)
     norms = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    if not bool((norms > 0).all()):
+    # One text in two places of a batch may give outputs that differ in fp32's last digits.
+    if not bool((norms > 1e-6 * whole).all()):
         raise BadValueError(
             "a model gives the same output for every row, so there is no direction to compare. Is all the data the same text?"
         )

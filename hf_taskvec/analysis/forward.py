@@ -48,13 +48,29 @@ Subject = torch.nn.Module | Edited
 def model_of(subject: Subject) -> Any:
     """The live module of a subject."""
     if isinstance(subject, Edited):
-        return subject.model
-    if not isinstance(subject, torch.nn.Module):
+        check_vectors(subject.vector)
+        subject = subject.model
+    check_model(subject, "a live model, or Edited(model, vector)")
+    return subject
+
+
+def check_model(model: Any, needed: str = "a live model") -> None:
+    """Refuse what is no live model, such as the name of one."""
+    if not isinstance(model, torch.nn.Module):
         raise BadValueError(
-            f"a forward pass needs a live model, or Edited(model, vector), not {type(subject).__name__}. Load it with "
+            f"a forward pass needs {needed}, not {type(model).__name__}. Load it with "
             "AutoModelForCausalLM.from_pretrained()."
         )
-    return subject
+
+
+def check_vectors(*vectors: Any) -> None:
+    """Refuse what is no task vector, such as the name of one."""
+    for vector in vectors:
+        if not isinstance(vector, TaskVector):
+            raise BadValueError(
+                f"{vector!r} is not a task vector. TaskVector.load(...) reads a saved one, "
+                "TaskVector.from_finetuned(base, tuned) makes one."
+            )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The geometry of task vectors: norms and cosines, in total and layer by layer, in one pass over their files.
 
 The cosine of two vectors is also a cheap proxy of their tasks' correlation: no model, no data. It tells irrelevant
-tasks from aligned
-ones, but its size is another: fine-tunes of one base share directions that have nothing to do with the task.
+tasks from aligned ones, but its size is another: fine-tunes of one base share directions that have nothing to do with
+the task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_taskvec import measure
-from hf_taskvec.analysis.forward import progress_bar
+from hf_taskvec.analysis.forward import check_vectors, progress_bar
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
 from hf_taskvec.names import layer_of
 from hf_taskvec.threads import workers
@@ -41,10 +41,7 @@ class CosineMatrix:
     by_parameter: Mapping[str, _Matrix]
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
-        for name in pair:
-            if name not in self.names:
-                raise MissingNameError(f"there is no vector {name!r}.{did_you_mean(name, self.names)}")
-        one, other = (self.names.index(name) for name in pair)
+        one, other = places_of(pair, self.names, "vector")
         return self.total[one][other]
 
     def figure(self) -> "Figure":
@@ -124,19 +121,19 @@ def _cosines(gram: torch.Tensor) -> _Matrix:
     return tuple(map(tuple, cosines.tolist()))
 
 
+def places_of(pair: tuple[str, str], names: Sequence[str], what: str) -> list[int]:
+    """Where two names are in a matrix."""
+    for name in pair:
+        if name not in names:
+            raise MissingNameError(f"there is no {what} {name!r}.{did_you_mean(name, names)}")
+    return [names.index(name) for name in pair]
+
+
 def named_vectors(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> dict[str, TaskVector]:
     """Vectors by name; of a sequence the expressions are the names, numbered where they are the same."""
     if isinstance(vectors, TaskVector):
         raise BadValueError("give two vectors or more, as a list or by name.")
-    others = [
-        each
-        for each in (vectors.values() if isinstance(vectors, Mapping) else vectors)
-        if not isinstance(each, TaskVector)
-    ]
-    if others:
-        raise BadValueError(
-            f"{others[0]!r} is not a task vector. TaskVector.load(...) reads a saved one, TaskVector.from_finetuned(base, tuned) makes one."
-        )
+    check_vectors(*(vectors.values() if isinstance(vectors, Mapping) else vectors))
     if isinstance(vectors, Mapping):
         return dict(vectors)
     named: dict[str, TaskVector] = {}

@@ -13,8 +13,10 @@ from hf_taskvec.analysis.forward import (
     Data,
     batches,
     check_batch_size,
+    check_model,
     check_predictable,
     check_rows,
+    check_vectors,
     evaluating,
     progress_bar,
     summed_loss,
@@ -51,6 +53,7 @@ def from_gradient(
 
     if not (math.isfinite(lr) and lr > 0):
         raise BadValueError(f"lr={lr}: the learning rate must be positive.")
+    check_model(model)
     check_batch_size(batch_size)
     rows = token_rows(data, tokenizer, max_length)
     check_rows(rows, model)
@@ -167,7 +170,12 @@ def gradient_alignment(
     updates = [vectors[0], *(later - earlier for earlier, later in itertools.pairwise(vectors))]
     check_alike({f"epoch {number}": vector for number, vector in enumerate(vectors, 1)})
     named = {f"epoch {number}": update for number, update in enumerate(updates, 1)}
+    count = len(updates)
     if gradient is not None:
+        check_vectors(gradient)
+        # The first vector is the first update. The others are measured themselves: as sums of long updates that lead
+        # back to the base they would be all rounding.
+        named |= {f"all up to epoch {number}": vector for number, vector in enumerate(vectors[1:], 2)}
         named["the gradient"] = gradient
     check_alike(named)
     gram = torch.zeros(len(named), len(named), dtype=torch.float64)
@@ -175,21 +183,27 @@ def gradient_alignment(
     for name in progress_bar(parameters, "Aligning", progress):
         owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
         gram[owners[:, None], owners] += measure.gram(name, [v[name] for v in named.values() if name in v])
-    count = len(updates)
     norms = gram.diagonal().clamp_min(0).sqrt()
-    for number, norm in enumerate(norms[:count].tolist(), 1):
-        if norm == 0:
-            raise BadValueError(f"epoch {number} changed nothing: its vector equals the one before.")
+    _check_directions(norms.tolist(), count)
+    cosines = (gram / (norms[:, None] * norms)).clamp(-1, 1).tolist()
     shares = norms[:count] / norms[:count].sum()
-    with_first = gram[0, :count] / (norms[0] * norms[:count])
     against, so_far = None, None
     if gradient is not None:
-        against = _bounded(gram[count, :count] / (norms[count] * norms[:count]))
-        # The vector after k epochs is the sum of k updates.
-        lengths = gram[:count, :count].cumsum(0).cumsum(1).diagonal().clamp_min(0).sqrt()
-        so_far = _bounded(gram[count, :count].cumsum(0) / (norms[count] * lengths))
-    return Alignment(tuple(shares.tolist()), _bounded(with_first), against, so_far)
+        against = tuple(cosines[-1][:count])
+        so_far = (cosines[-1][0], *cosines[-1][count:-1])
+    return Alignment(tuple(shares.tolist()), tuple(cosines[0][:count]), against, so_far)
 
 
-def _bounded(cosines: torch.Tensor) -> tuple[float, ...]:
-    return tuple(cosines.clamp(-1, 1).tolist())
+def _check_directions(norms: list[float], count: int) -> None:
+    """Refuse what points nowhere: of `count` updates, then of the vectors from the second on, then of the gradient."""
+    if 0 not in norms:
+        return
+    first = norms.index(0)
+    if first < count:
+        raise BadValueError(f"epoch {first + 1} changed nothing: its vector equals the one before.")
+    if first < len(norms) - 1:
+        raise BadValueError(
+            f"after epoch {first - count + 2} the weights are those of the base again, so the vector has no direction to compare "
+            "with the gradient. Leave out the gradient, or that epoch and the later ones."
+        )
+    raise BadValueError("the gradient is zero, so it has no direction. Give one that TaskVector.from_gradient made.")

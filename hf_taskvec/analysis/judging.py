@@ -8,11 +8,16 @@ from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation import UnlearningReport
+    from hf_taskvec.evaluation.choice import Candidate
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How good a recommended λ was, beside the other λ of a sweep. Losses are shares of the score at λ=0."""
+    """How good a recommended λ was, beside the other λ of a sweep, on the half of the passages that chooses λ.
+
+    Losses are shares of the score at λ=0. `on_pareto_front` says that, on those passages, no other λ forgets as much and
+    keeps more (`Choice.pareto` is the front over all passages).
+    """
 
     scale: float
     chosen: float | None
@@ -44,7 +49,7 @@ def judge(recommendation: Recommendation, report: "UnlearningReport") -> Judgeme
     higher = next(info.higher for info in report.metrics if info.name == metric)
     sign = 1.0 if higher else -1.0
     loss = sign * (1 - found.forget / before.forget) if before.forget else 0.0
-    front = any(abs(each - scale) < 1e-9 for each in report.choice.pareto)
+    front = not any(_beats(other, found, sign) for other in report.choice.candidates)
     chosen = report.choice.scale
     return Judgement(
         scale=scale,
@@ -58,13 +63,19 @@ def judge(recommendation: Recommendation, report: "UnlearningReport") -> Judgeme
     )
 
 
+def _beats(other: "Candidate", found: "Candidate", sign: float) -> bool:
+    """Whether another λ forgets as much and keeps as much, and one of the two better."""
+    theirs, ours = ((sign * each.forget, each.worst_retain) for each in (other, found))
+    return theirs != ours and all(a <= b for a, b in zip(theirs, ours, strict=True))
+
+
 def _sentence(
     scale: float, chosen: float | None, metric: str, loss: float, retain: float, qualifies: bool, front: bool
 ) -> str:
-    text = f"Theory recommended λ={scale:.3g}: there the forget books lost {loss:.0%} of their {metric}"
-    text += f", and of what was to be kept the worst lost {retain:.0%}"
+    text = f"Theory recommended λ={scale:.3g}: on the half of the passages that chooses λ, the forget books lost {loss:.0%} "
+    text += f"of their {metric}, and of what was to be kept the worst lost {retain:.0%}"
     if chosen is not None and abs(chosen - scale) < 1e-9:
         return text + "; it is the λ that the sweep chose."
-    text += "; it is on the Pareto front" if front else "; another λ forgets as much and keeps more"
+    text += "; no other λ forgets as much and keeps more" if front else "; another λ forgets as much and keeps more"
     text += ", and it qualifies" if qualifies else ", and it does not qualify"
     return text + (f"; the sweep chose λ={chosen:.3g}." if chosen is not None else "; the sweep chose none.")

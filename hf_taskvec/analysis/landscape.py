@@ -16,6 +16,7 @@ from hf_taskvec.analysis.forward import (
     Data,
     Rows,
     check_batch_size,
+    check_model,
     check_predictable,
     check_rows,
     evaluating,
@@ -30,8 +31,6 @@ from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FILE = "landscape.jsonl"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,8 @@ def loss_landscape(
         data: rows of text, or several data sets by name (`{"fox": …, "clock": …}`): each point is measured on all.
         size: points along each side of the grid.
         margin: how far the grid goes beyond the three models, as a share of its size.
-        output: a folder in which finished points are kept: an interrupted run continues there.
+        output: a folder in which finished points are kept: an interrupted run continues there, and a run with another
+            model, vectors, data or grid keeps its own beside them.
         batch_size: rows in a forward pass.
         max_length: cut rows to this many tokens.
         tokenizer: for texts.
@@ -102,6 +102,7 @@ def loss_landscape(
         raise BadValueError(f"size={size}: a grid has two points along a side at least.")
     if not (margin >= 0 and math.isfinite(margin)):
         raise BadValueError(f"margin={margin} must not be negative.")
+    check_model(model)
     check_batch_size(batch_size)
     sets: Mapping[str, Data] = data if isinstance(data, Mapping) else {"data": data}
     if not sets:
@@ -125,7 +126,9 @@ def loss_landscape(
         a, b = plane.scales(x[i], y[j])
         vector = a * vector_a + b * vector_b
         with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluating(model):
-            done.add(i, j, {name: mean_loss(model, each, batch_size) for name, each in rows.items()})
+            found = {name: mean_loss(model, each, batch_size) for name, each in rows.items()}
+        _check_finite(found, (a, b), names)
+        done.add(i, j, found)
     losses = {name: tuple(tuple(done.losses[i, j][name] for i in range(size)) for j in range(size)) for name in rows}
     return Landscape(x, y, losses, points)
 
@@ -136,6 +139,16 @@ def _plane(a: TaskVector, b: TaskVector) -> _Plane:
     if 1 - abs(cosine) < 1e-9:
         raise BadValueError(f"the two vectors are parallel (cosine {cosine:.6f}), so there is no plane through them.")
     return _Plane(norm_a, norm_b * cosine, norm_b * math.sqrt(1 - cosine**2))
+
+
+def _check_finite(losses: Mapping[str, float], scales: tuple[float, float], names: tuple[str, str]) -> None:
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            edit = " + ".join(f"{scale:.3g}·{vector}" for scale, vector in zip(scales, names, strict=True))
+            raise BadValueError(
+                f"the loss on {name} is {loss} at θ_0 + {edit}: the model overflows there, or its weights are broken. Use a smaller "
+                "margin=, smaller vectors, or a model in a wider dtype."
+            )
 
 
 def _axis(values: list[float], size: int, margin: float) -> tuple[float, ...]:
@@ -162,7 +175,7 @@ class _Done:
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.losses: dict[tuple[int, int], dict[str, float]] = {}
-        self._path = None if folder is None else Path(folder) / _FILE
+        self._path = None if folder is None else Path(folder) / f"landscape-{key[:16]}.jsonl"
         if self._path is None:
             return
         try:
@@ -178,13 +191,10 @@ class _Done:
             points = [json.loads(line) for line in lines[1:-1]]  # what follows the last newline was cut off
             self.losses = {(p["x"], p["y"]): p["losses"] for p in points}
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise CorruptFileError(
-                f"{_FILE} in {self._path.parent.name} is damaged: remove it to start again."
-            ) from None
+            head = None
         if head != key:
-            raise OutputError(
-                f"{self._path.parent.name} holds a landscape of another model, vectors, data or grid. Choose another folder, or "
-                f"remove its {_FILE}."
+            raise CorruptFileError(
+                f"{self._path.name} in {self._path.parent.name} is damaged: remove it to start again."
             )
         if lines[-1]:  # a line that a killed run did not finish
             self._path.write_text("\n".join(lines[:-1]) + "\n", "utf-8")

@@ -20,12 +20,14 @@ from hf_taskvec.analysis.forward import (
     Rows,
     batches,
     check_batch_size,
+    check_model,
     check_rows,
+    check_vectors,
     evaluating,
     progress_bar,
     token_rows,
 )
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.names import is_peft_model
 from hf_taskvec.vector import TaskVector
 
@@ -62,6 +64,8 @@ class Linearity:
     samples: int
 
     def __getitem__(self, kind: str) -> Measures:
+        if kind not in self.measures:
+            raise MissingNameError(f"there is no {kind!r}.{did_you_mean(kind, self.measures)}")
         return self.measures[kind]
 
     @property
@@ -123,6 +127,8 @@ def cross_task_linearity(
         raise BadValueError(f"feature={feature!r} is not one of {', '.join(get_args(Feature))}.")
     if scale == 0:
         raise BadValueError("scale=0 edits nothing. The paper uses 0.4.")
+    check_model(model)
+    check_vectors(vector_a, vector_b)
     check_batch_size(batch_size)
     rows = token_rows(data, tokenizer, max_length)
     check_rows(rows, model)
@@ -141,6 +147,7 @@ def cross_task_linearity(
                 vector = mixture[0] * vector_a + mixture[1] * vector_b
                 with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluating(model):
                     found[mixture] = _features(model, chunk, feature, batch_size, bar)
+                _check_features(found[mixture], vector)
             for kind, (left, right, other) in kinds.items():
                 parts[kind].append(_measure(found[left], (found[right[0]], right[1]), (found[other[0]], other[1])))
     measures = {
@@ -166,6 +173,17 @@ def _kinds(
     kinds[f"negation of {names[0]}"] = ((0.0, 0.0), ((scale, 0.0), 0.5), ((-scale, 0.0), 0.5))
     kinds[f"negation of {names[1]}"] = ((0.0, 0.0), ((0.0, scale), 0.5), ((0.0, -scale), 0.5))
     return kinds
+
+
+def _check_features(features: torch.Tensor, vector: TaskVector) -> None:
+    """Refuse features that have no direction: NaN, infinite or zero."""
+    norms = features.double().norm(dim=-1)
+    if not bool((norms.isfinite() & (norms > 0)).all()):
+        edited = f"θ_0 + {vector.expression}" if len(vector) else "θ_0"
+        raise BadValueError(
+            f"{edited}: features are NaN, infinite or zero, so they point nowhere. The model overflows there, or its weights are "
+            "broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
+        )
 
 
 def _measure(
@@ -270,6 +288,8 @@ def stitch(
     The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`. The
     result takes what the model takes (`input_ids`, `attention_mask`).
     """
+    check_model(model)
+    check_vectors(*(vector for _, vector in parts if vector is not None))
     blocks = layers_of(model)
     if not -len(blocks) <= layer < len(blocks):
         raise BadValueError(f"layer={layer}: the model has {len(blocks)} layers, 0 to {len(blocks) - 1}.")

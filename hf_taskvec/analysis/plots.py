@@ -79,7 +79,7 @@ def _signed(value: float) -> str:
 
 
 def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
-    """Theorem 3's region for two tasks, and its closed form."""
+    """Theorem 3's region for two tasks, and the λ to try; the legend names only what is in the picture."""
     import numpy
     from matplotlib.figure import Figure
 
@@ -88,31 +88,34 @@ def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
     if len(transfer.gammas) != 2:
         raise BadValueError(f"the region can be drawn for two tasks, not for {len(transfer.gammas)}.")
     (one, other), needed, most = transfer.gammas, transfer.margin + transfer.c, transfer.c / transfer.beta
+    low, high = min([low, *(s - 1 for s in transfer.scales)]), max([high, *(s + 1 for s in transfer.scales)])
     axis = numpy.linspace(low, high, 501)
     x, y = numpy.meshgrid(axis, axis)
     first, second = x * one + y * other, x * one**2 + y * other**2
     inside = (first >= needed) & (second >= needed) & (abs(x) <= most) & (abs(y) <= most)
     figure = Figure(figsize=(6.2, 5.6), layout="constrained")
     axes = figure.subplots()
-    axes.contourf(x, y, inside.astype(float), levels=[0.5, 1.5], colors=[COLOURS[0]], alpha=0.35)
     lines: list[tuple[Any, str, str, Any]] = [
         (first, COLOURS[1], f"Σ λγ = {needed:.3g}", "--"),
         (second, COLOURS[2], f"Σ λγ² = {needed:.3g}", "-."),
     ]
     for values, colour, label, dashes in lines:
+        if not values.min() < needed < values.max():
+            continue
         axes.contour(x, y, values, levels=[needed], colors=colour, linestyles=[dashes], linewidths=1.8)
         axes.plot([], [], color=colour, linestyle=dashes, label=label)
-    axes.plot(
-        [-most, most, most, -most, -most],
-        [-most, -most, most, most, -most],
-        ":",
-        color="0.4",
-        label=f"|λ| = c/β = {most:.3g}",
-    )
-    axes.fill_between([], [], color=COLOURS[0], alpha=0.35, label="all three hold")
-    axes.plot(*transfer.scales, "X", color="black", markersize=10, label="closed form", clip_on=True)
+    if most < max(-low, high):
+        corners = [-most, most, most, -most, -most], [-most, -most, most, most, -most]
+        axes.plot(*corners, ":", color="0.4", label=f"|λ| = c/β = {most:.3g}")
+    if inside.any():
+        axes.contourf(x, y, inside.astype(float), levels=[0.5, 1.5], colors=[COLOURS[0]], alpha=0.35)
+        axes.fill_between([], [], color=COLOURS[0], alpha=0.35, label="all three hold")
+    if transfer.scales:
+        label = "closed form" if transfer.verdict == "works" else "least |λ|"
+        axes.plot(*transfer.scales, "X", color="black", markersize=10, label=label, linestyle="")
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="λ of task 1", ylabel="λ of task 2", aspect="equal")
-    axes.set_title(f"Where Theorem 3 promises transfer: γ = ({_signed(one)}, {_signed(other)})", fontsize=11.5)
+    where = "Where Theorem 3 promises transfer" if transfer.scales else "Theorem 3 promises transfer nowhere"
+    axes.set_title(f"{where}: γ = ({_signed(one)}, {_signed(other)})", fontsize=11.5)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     axes.grid(alpha=0.2)
     return figure
@@ -162,42 +165,86 @@ def _quartiles(axes: Any, values: Any, label: str, colour: int) -> None:
     axes.fill_between(x, low, high, color=COLOURS[colour % 7], alpha=0.2, linewidth=0)
 
 
-def layers_figure(cosines: "CosineMatrix") -> "Figure":
-    """Cosines of the pairs and norms of the vectors, by layer."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+# Lines that can still be told apart.
+_MOST_LINES = 6
 
+
+def layers_figure(cosines: "CosineMatrix") -> "Figure":
+    """Cosines of the pairs and norms of the vectors, by layer: lines, or heat maps where they would be too many."""
     layers = list(cosines.by_layer)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    pairs = {
+        f"{cosines.names[i]}, {cosines.names[j]}": [cosines.by_layer[layer][i][j] for layer in layers]
+        for i, j in combinations(range(len(cosines.names)), 2)
+    }
+    # A layer that is left alone has no place on a logarithmic scale.
+    norms = {
+        name: [cosines.layer_norms[layer][number] or math.nan for layer in layers]
+        for number, name in enumerate(cosines.names)
+    }
+    draw = _layer_lines if len(pairs) <= _MOST_LINES else _layer_maps
+    return draw(layers, pairs, norms)
+
+
+def _layer_lines(layers: list[str], pairs: dict[str, list[float]], norms: dict[str, list[float]]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4 + 0.25 * len(pairs)), layout="constrained")
     left, right = figure.subplots(1, 2)
     numbered = [i for i, layer in enumerate(layers) if layer.isdigit()]
-
-    def draw(axes: Any, values: list[float], label: str, number: int) -> None:
-        """A line over the layers; what belongs to none stands apart."""
-        style = {"markersize": 5, "linewidth": 1.8, **look(number)}
-        axes.plot(numbered, [values[i] for i in numbered], label=label, **style)
-        rest = [i for i in range(len(layers)) if i not in numbered]
-        axes.plot(rest, [values[i] for i in rest], **(style | {"linestyle": "", "markersize": 7}))
-
-    for number, (i, j) in enumerate(combinations(range(len(cosines.names)), 2)):
-        values = [cosines.by_layer[layer][i][j] for layer in layers]
-        draw(left, values, f"{cosines.names[i]}, {cosines.names[j]}", number)
-    for number, name in enumerate(cosines.names):
-        # A layer that is left alone has no place on a logarithmic scale.
-        draw(right, [cosines.layer_norms[layer][number] or float("nan") for layer in layers], name, number)
-    left.set(ylabel="cosine", title="cosine of each pair")
-    right.set(ylabel="Frobenius norm (log scale)", title="norm of each vector", yscale="log")
-    for ticks in (right.yaxis.set_major_formatter, right.yaxis.set_minor_formatter):
-        ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
-    left.axhline(0, color="0.5", linewidth=0.8)
-    step = max(1, len(layers) // 12)
-    shown = [i for i, layer in enumerate(layers) if not layer.isdigit() or (i % step == 0 and i < len(layers) - 1)]
-    for axes in (left, right):
-        axes.set_xticks(shown, [layers[i] for i in shown])
-        axes.set_xlabel("layer")
+    apart = [i for i in range(len(layers)) if i not in numbered]  # what belongs to no layer
+    for axes, lines in ((left, pairs), (right, norms)):
+        for number, (label, values) in enumerate(lines.items()):
+            style = {"markersize": 5, "linewidth": 1.8, **look(number)}
+            axes.plot(numbered, [values[i] for i in numbered], label=label, **style)
+            axes.plot(apart, [values[i] for i in apart], **(style | {"linestyle": "", "markersize": 7}))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, fontsize=9)
+        _layer_ticks(axes, layers)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=9)
+    left.set(ylabel="cosine", title="cosine of each pair")
+    left.axhline(0, color="0.5", linewidth=0.8)
+    right.set(ylabel="Frobenius norm (log scale)", title="norm of each vector", yscale="log")
+    _plain_numbers(right.yaxis)
     return figure
+
+
+def _layer_maps(layers: list[str], pairs: dict[str, list[float]], norms: dict[str, list[float]]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    rows = len(pairs), len(norms)
+    figure = Figure(figsize=(max(8.0, 4 + 0.3 * len(layers)), 2.6 + 0.26 * sum(rows)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=rows)
+    colours: list[dict[str, Any]] = [{"cmap": "PuOr_r", "vmin": -1, "vmax": 1}, {"cmap": "cividis", "norm": "log"}]
+    for axes, lines, style, title in zip(
+        (above, below), (pairs, norms), colours, ("cosine of each pair", "Frobenius norm of each vector"), strict=True
+    ):
+        axes.set_facecolor("0.9")  # a layer that is left alone
+        image = axes.imshow(list(lines.values()), aspect="auto", **style)
+        axes.set_yticks(range(len(lines)), list(lines), fontsize=9)
+        axes.set_title(title)
+        _layer_ticks(axes, layers)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        bar = figure.colorbar(image, ax=axes)
+        bar.outline.set_visible(False)
+    _plain_numbers(bar.ax.yaxis)
+    return figure
+
+
+def _plain_numbers(axis: Any) -> None:
+    """On a logarithmic axis 0.02 rather than 2 x 10⁻², and not at every tick."""
+    from matplotlib.ticker import FuncFormatter
+
+    for ticks in (axis.set_major_formatter, axis.set_minor_formatter):
+        ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "1235" else ""))
+
+
+def _layer_ticks(axes: Any, layers: list[str]) -> None:
+    """Some layers by number, the last one among them, and what belongs to none by name, below the numbers."""
+    last = sum(layer.isdigit() for layer in layers) - 1
+    step = max(1, round(len(layers) / 12))
+    shown = [i for i in range(len(layers)) if i >= last or (i % step == 0 and i <= last - step)]
+    axes.set_xticks(shown, [layers[i] if layers[i].isdigit() else f"\n{layers[i]}" for i in shown])
+    axes.set_xlabel("layer", labelpad=4 if last == len(layers) - 1 else -11)  # beside that name, not below it
 
 
 def ranks_figure(ranks: "Ranks") -> "Figure":
@@ -210,7 +257,9 @@ def ranks_figure(ranks: "Ranks") -> "Figure":
         found = ranks.of_kind(kind)
         layers = sorted({matrix.layer for matrix in found})
         for axes, value in ((left, "stable_rank"), (right, "frobenius")):
-            values = [[getattr(m, value) for m in found if m.layer == layer] for layer in layers]
+            # A matrix of zeros has no stable rank.
+            at = {layer: [getattr(m, value) for m in found if m.layer == layer] for layer in layers}
+            values = [[each for each in at[layer] if not math.isnan(each)] or [math.nan] for layer in layers]
             means = [sum(each) / len(each) for each in values]
             axes.plot(layers, means, label=kind, markersize=5, linewidth=1.8, **look(number))
             axes.fill_between(

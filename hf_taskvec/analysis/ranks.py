@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec import measure
-from hf_taskvec.analysis.forward import progress_bar
+from hf_taskvec.analysis.forward import check_vectors, progress_bar
 from hf_taskvec.analysis.kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of
-from hf_taskvec.analysis.spectrum import Part, norms_of
+from hf_taskvec.analysis.spectrum import Part, norms_of, threads_for
 from hf_taskvec.arithmetic import Term
 from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense
@@ -93,7 +93,8 @@ def stable_ranks(
 
     Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken
     apart, where the config tells how. Low-rank changes are measured by their factors, exactly; others by reading each
-    matrix once and a few products with it in fp32. Each thread holds one matrix at a time.
+    matrix once and a few products with it in fp32. Each thread holds one matrix at a time, and there are so few threads
+    that they hold 512 MB at most.
 
     Args:
         of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
@@ -115,7 +116,7 @@ def stable_ranks(
     stacks = _stacks(found, terms, layout, config)
     ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))
     matrices = []
-    with workers() as run:
+    with workers(threads_for(stacks.values())) as run:
         norms = run(lambda each: norms_of(each[1], tolerance), ordered)
         found_norms = list(progress_bar(norms, "Ranks", progress, total=len(ordered)))
     for (place, parts), (frobenius, spectral) in zip(ordered, found_norms, strict=True):
@@ -211,6 +212,7 @@ def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
     """
     if not 0 < ratio <= 1:
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")
+    check_vectors(vector)
     found = []
     for name, terms in vector.items():
         place = place_of(name)

@@ -6,8 +6,8 @@ speaks of `θ_0' + λ τ` where `θ_0'` was trained on both, and so holds about 
 the task that is to be forgotten.
 
 The theorems hide constants. `-Θ(α⁻²)` is read as `-α⁻²`, `poly(ηδ*)` as β, and c of case (C) as the largest number
-below 1 − α; β and c of Theorem 3 are the paper's (0.01 and 0.02). So the regions say where to look, not what will
-happen.
+below 1 − α; β and c of Theorem 3 are the paper's (0.01 and 0.02). The error of the kept task grows as |λ|β, so no
+region reaches beyond |λ| = c/β, unless it begins there. The regions say where to look, not what will happen.
 """
 
 import math
@@ -73,7 +73,9 @@ class Region:
 class Transfer:
     """Theorem 3: λ_i of `θ_0 + Σ λ_i τ_i` for a new task with correlations γ_i to the (orthogonal) tasks.
 
-    It works where `Σ λ_i γ_i ≥ margin + c`, `Σ λ_i γ_i² ≥ margin + c` and `|λ_i| β ≤ c`.
+    It works where `Σ λ_i γ_i ≥ margin + c`, `Σ λ_i γ_i² ≥ margin + c` and `|λ_i| β ≤ c`. `scales` meet all three: they
+    are the closed form where that does ("works"), else the λ whose largest |λ_i| is least ("hard"), or none
+    ("impossible").
     """
 
     gammas: tuple[float, ...]
@@ -90,10 +92,9 @@ class Transfer:
             raise BadValueError(f"{len(scales)} scales were given for {len(self.gammas)} tasks.")
         first = math.fsum(s * g for s, g in zip(scales, self.gammas, strict=True))
         second = math.fsum(s * g * g for s, g in zip(scales, self.gammas, strict=True))
-        needed = (self.margin + self.c) * (
-            1 - 1e-12
-        )  # the closed form meets the second with equality, but for rounding
-        return min(first, second) >= needed and all(abs(s) * self.beta <= self.c for s in scales)
+        # The scales meet one sum, or the bound, with equality, but for rounding.
+        needed, most = (self.margin + self.c) * (1 - 1e-12), self.c * (1 + 1e-12)
+        return min(first, second) >= needed and all(abs(s) * self.beta <= most for s in scales)
 
     def figure(self, low: float = -2.0, high: float = 3.0) -> "Figure":
         """The region for two tasks, as figure 2 (B) of the paper."""
@@ -133,7 +134,8 @@ class Recommendation:
         lines += [str(region) for region in (self.add, self.forget and self.forget.in_sweep) if region is not None]
         if self.transfer is not None:
             values = ", ".join(f"{scale:.3g}" for scale in self.transfer.scales)
-            lines.append(f"transfer: {self.transfer.verdict} with λ = ({values}). {self.transfer.why}")
+            found = f" with λ = ({values})" if values else ""
+            lines.append(f"transfer: {self.transfer.verdict}{found}. {self.transfer.why}")
         return "\n".join(lines)
 
 
@@ -154,7 +156,7 @@ def recommend_scales(
             `task_correlation` gives it. For Theorems 1 and 2.
         gammas: the correlations of a new task with each of some tasks, for Theorem 3.
         beta: by how much the error grows with |λ|.
-        c: slack of Theorem 3; |λ| beyond c/β is not trusted.
+        c: slack of Theorem 3; |λ| beyond c/β is not trusted, in any theorem.
         margin: of Theorem 3's sums: 1 for the hinge loss of the theory, `PRACTICAL_MARGIN` (0.2) as the paper has it in
             practice.
         irrelevant: an |α| up to this counts as 0. (The paper calls measured values of 0.164 and 0.115 irrelevant.)
@@ -222,7 +224,9 @@ def _forget(alpha: float, beta: float, c: float, irrelevant: float, gap: float) 
         return Region("forget", "works", why, -c / beta, 0.0, 0.0)
     if alpha < 0:  # (B)
         why = f"The tasks contradict each other (α = {alpha:.3g}): taking away more than the task itself even helps the other one."
-        return Region("forget", "works", why, -(alpha**-2), beta * alpha, beta * alpha)
+        high = beta * alpha
+        low = -1 / max(alpha**2, beta / c)  # −α⁻², or −c/β where that is nearer: then (B) goes on where (A) ends
+        return Region("forget", "works", why, min(low, high), high, high)
     if alpha > 1.0 - gap:
         why = f"The tasks are nearly the same (α = {alpha:.3g}): whatever forgets the one forgets the other."
         return Region("forget", "impossible", why)
@@ -262,18 +266,31 @@ def _transfer(gammas: tuple[float, ...], beta: float, c: float, margin: float) -
     within = f"|λ| ≤ c/β = {most:.3g}"
     if largest <= most * (1 + 1e-12):
         return Transfer(gammas, scales, "works", f"The closed form meets both sums within {within}.", margin, c, beta)
-    if most * _reach(gammas) >= margin + c:
+    gentlest = _gentlest(gammas, margin + c)
+    if max(map(abs, gentlest)) <= most * (1 + 1e-12):
         why = f"The closed form needs |λ| = {largest:.3g}, but other λ within {within} meet both sums."
-        return Transfer(gammas, scales, "hard", why, margin, c, beta)
+        return Transfer(gammas, gentlest, "hard", why, margin, c, beta)
     why = f"The closed form needs |λ| = {largest:.3g}, and no λ within {within} meets both sums."
-    return Transfer(gammas, scales, "impossible", why, margin, c, beta)
+    return Transfer(gammas, (), "impossible", why, margin, c, beta)
 
 
-def _reach(gammas: Sequence[float]) -> float:
-    """The largest value that both sums of Theorem 3 can reach together with |λ_i| ≤ 1.
+def _gentlest(gammas: Sequence[float], needed: float) -> tuple[float, ...]:
+    """The λ_i with the least largest |λ_i| for which both sums of Theorem 3 reach what is needed.
 
-    By linear duality it is the least, over weights w in [0, 1], of `Σ |w γ_i + (1 − w) γ_i²|`: convex and piecewise
-    linear in w, so its least value lies at an end or where a summand is 0.
+    They are those with |λ_i| ≤ 1 whose smaller sum is largest, stretched. By linear duality that sum is the least, over
+    weights w in [0, 1], of `Σ |w γ_i + (1 − w) γ_i²|`: convex and piecewise linear in w, so it is least at an end or
+    where a summand is 0. There λ_i is the sign of its summand, and what has none makes the two sums equal.
     """
-    corners = [0.0, 1.0, *(g / (g - 1.0) for g in gammas if g < 0)]
-    return min(math.fsum(abs(w * g + (1 - w) * g * g) for g in gammas) for w in corners)
+    corners = [(0.0, None), (1.0, None), *((g / (g - 1.0), g) for g in gammas if g < 0)]
+
+    def reach(weight: float) -> float:
+        return math.fsum(abs(weight * g + (1 - weight) * g * g) for g in gammas)
+
+    weight, free = min(corners, key=lambda corner: reach(corner[0]))
+    scales = [0.0 if g in (0.0, free) else math.copysign(1.0, weight * g + (1 - weight) * g * g) for g in gammas]
+    if free is not None:
+        apart = math.fsum(s * (g - g * g) for s, g in zip(scales, gammas, strict=True))
+        level = apart / (gammas.count(free) * (free * free - free))
+        scales = [max(-1.0, min(1.0, level)) if g == free else s for s, g in zip(scales, gammas, strict=True)]
+    least = min(math.fsum(s * g**power for s, g in zip(scales, gammas, strict=True)) for power in (1, 2))
+    return tuple(s * needed / least for s in scales)

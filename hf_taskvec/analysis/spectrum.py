@@ -20,6 +20,7 @@ _MOST_STEPS = 40
 _ROWS = 64  # of a held matrix in one product and its return: they stay in the cache
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
 _HELD_BYTES = 1 << 28
+_TOTAL_BYTES = 1 << 29  # of what all threads hold
 
 Tiles = Callable[[], Iterable[torch.Tensor]]
 
@@ -68,11 +69,10 @@ class Part:
 
 def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
     """The Frobenius and the spectral norm of some parts, one above the other."""
-    ranks = [part.rank for part in parts]
-    if None not in ranks and sum(filter(None, ranks)) < min(_shape(parts)):
+    if _has_factors(parts):
         return _norms_of_factors(parts)
     transposed = parts[0].transposed
-    whole = _room(parts) if 4 * math.prod(_shape(parts)) <= _HELD_BYTES else None
+    whole = _room(parts) if _held(parts) else None
     squares, filled = 0.0, 0
     for tile in _all_tiles(parts):
         squares += torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
@@ -91,6 +91,23 @@ def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
 
     size = _shape(parts)[0] if transposed else _shape(parts)[1]
     return unit, _largest(tiles, size, unit, tolerance)
+
+
+def threads_for(stacks: Iterable[Sequence[Part]]) -> int:
+    """How many threads may measure matrices at once: torch's number, or fewer where those would hold too much."""
+    largest = max(map(_held, stacks), default=0)
+    return max(1, min(torch.get_num_threads(), _TOTAL_BYTES // max(1, largest)))
+
+
+def _has_factors(parts: Sequence[Part]) -> bool:
+    ranks = [part.rank for part in parts]
+    return None not in ranks and sum(filter(None, ranks)) < min(_shape(parts))
+
+
+def _held(parts: Sequence[Part]) -> int:
+    """The bytes of a matrix that is held while it is measured; 0 for one that is not."""
+    size = 4 * math.prod(_shape(parts))
+    return 0 if _has_factors(parts) or size > _HELD_BYTES else size
 
 
 def _room(parts: Sequence[Part]) -> torch.Tensor:

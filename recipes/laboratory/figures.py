@@ -10,12 +10,10 @@ from hf_taskvec.figures import COLOURS, look
 
 def transformer_figure(result: transformer.Result) -> Figure:
     """Losses of both tasks over λ for each α, with the theorems' regions."""
-    from hf_taskvec.analysis import recommend_scales
-
     figure = Figure(figsize=(13, 4), layout="constrained")
     grid = figure.subplots(1, len(result.curves), sharey=True)
     for axes, (name, curve) in zip(grid, result.curves.items(), strict=True):
-        found = recommend_scales(curve.alpha, irrelevant=0.0, gap=0.05)
+        found = transformer.theorems(curve.alpha)
         for region, colour, label in ((found.add, 2, "add: works"), (found.forget, 4, "forget: works")):
             if region is not None and region.low is not None and region.high is not None:
                 width = max(region.high, region.low + 0.04)  # visible, however narrow

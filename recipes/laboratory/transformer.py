@@ -6,6 +6,7 @@ drawn once and shared by all positions, as the paper's proofs have it.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,8 @@ from laboratory.claims import Claim
 from tqdm.auto import tqdm
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import Transfer, recommend_scales
+from hf_taskvec.analysis import Recommendation, Transfer, recommend_scales
+from hf_taskvec.prune import prune_rows
 
 PAPER = "When is task vector provably effective for model editing? (Li et al. 2025)"
 # What counts as small and as Θ(1) of a hinge loss, which is 1 for an output of 0. Set before anything was measured.
@@ -137,6 +139,11 @@ class Laboratory:
         smaller = TaskVector.from_tensors({"W": vector.dense("W"), "V": dense * lucky[:, None]}, name="pruned")
         return smaller, lucky.float().mean().item(), (norms[~lucky].mean() / norms[lucky].mean()).item()
 
+    def largest(self, vector: TaskVector, rows: int) -> TaskVector:
+        """The vector with so many rows of ΔV, those of the largest norm."""
+        half_less = (rows - 0.5) / self.setting.width  # a share that is rounded up to `rows`
+        return prune_rows(vector, half_less, include=re.compile("^V$"))
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -159,6 +166,12 @@ class Result:
     transfer: Transfer
     axis: tuple[float, ...]
     losses: list[list[float]]  # of the new task, λ_2 down, λ_1 across
+
+
+def theorems(alpha: float) -> Recommendation:
+    """Theorems 1 and 2 as they stand: only an α of 0 is irrelevant, and case (B) reaches down to −α⁻²."""
+    beta = 0.01
+    return recommend_scales(alpha, irrelevant=0.0, gap=0.05, beta=beta, c=beta / alpha**2 if alpha < 0 else 0.02)
 
 
 def both_small(first: float, second: float) -> bool:
@@ -222,7 +235,7 @@ def _finetuning(
 
 
 def _adding(curve: Curve) -> Claim:
-    region = recommend_scales(curve.alpha, irrelevant=0.0).add
+    region = theorems(curve.alpha).add
     found = curve.where(both_small)
     claim = f"Theorem 1, α = {curve.alpha:g}: adding task 2"
     if region is None or region.low is None or region.high is None:
@@ -236,7 +249,7 @@ def _adding(curve: Curve) -> Claim:
 
 
 def _forgetting(curve: Curve) -> Claim:
-    region = recommend_scales(curve.alpha, irrelevant=0.0, gap=0.05).forget
+    region = theorems(curve.alpha).forget
     assert region is not None and region.low is not None and region.high is not None
     found = curve.where(only_first_small)
     inside = [scale for scale in curve.scales if region.low <= scale <= region.high]
@@ -295,6 +308,10 @@ def _corollaries(
     lost = ", ".join(f"{name}: {math.sqrt(share):.0%}" for name, share in ranked[0].discarded.items())
     pruned, share, ratio = zip(*(lab.pruned(*pair) for pair in ((first, mu), (second, other))), strict=True)
     few = [lab.loss(pruned[0] + scale * pruned[1], pattern) for pattern in (mu, other)]
+    # As many rows as there are lucky neurons, but the largest ones, whoever they belong to.
+    rows = [round(each * lab.setting.width) for each in share]
+    largest = [lab.largest(*pair) for pair in zip((first, second), rows, strict=True)]
+    by_norm = [lab.loss(largest[0] + scale * largest[1], pattern) for pattern in (mu, other)]
     bound = math.sqrt(math.log(lab.setting.batch) / lab.setting.batch)
     return [
         Claim(
@@ -310,6 +327,14 @@ def _corollaries(
             f"both losses ≤ {SMALL}",
             f"losses {few[0]:.3f}, {few[1]:.3f}, with {share[0]:.0%} and {share[1]:.0%} of the rows",
             max(few) <= SMALL,
+        ),
+        Claim(
+            PAPER,
+            f"Corollary 2: all rows of ΔV but as many of the largest norm can be pruned (α = 0, λ = {scale:g})",
+            f"both losses ≤ {SMALL}",
+            f"losses {by_norm[0]:.3f}, {by_norm[1]:.3f}; left out of the norm of ΔV: "
+            + ", ".join(f"{math.sqrt(vector.discarded['V']):.0%}" for vector in largest),
+            max(by_norm) <= SMALL,
         ),
         Claim(
             PAPER,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from evaluation.tiny import STORY, make_books, make_tokenizer, tiny_llama, train
 from peft import LoraConfig, get_peft_model
+from tiny import TinyModels
 
 from hf_taskvec import TaskVector
 
@@ -73,6 +74,8 @@ def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> N
     report = (tmp_path / "analysis.md").read_text("utf-8")
     assert "## Transfer" in report and "| lora | full, saved |" in report
     assert "Not drawn: the two vectors are parallel" in report
+    for pair in ("full, saved", "full, lora", "saved, lora"):
+        assert re.search(rf"\n{pair}\. \*add\*: The tasks .+\*forget\*: The tasks ", report)
 
 
 def test_weights_alone(folder: Path, tmp_path: Path) -> None:
@@ -83,6 +86,62 @@ def test_weights_alone(folder: Path, tmp_path: Path) -> None:
     one = analyze(folder / "base", folder / "lora", "--output", tmp_path / "one")
     assert one.returncode == 0, one.stderr
     assert "Cosines need two vectors" in (tmp_path / "one" / "analysis.md").read_text("utf-8")
+
+
+def test_epochs_of_every_kind(folder: Path, tmp_path: Path) -> None:
+    """Saved vectors, as training writes them, adapters and checkpoints."""
+    steps = [folder / "saved", folder / "full", folder / "lora"]
+    result = analyze(folder / "base", folder / "full", "--epochs", *steps, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "analysis.md").read_text("utf-8")
+    assert "## Epoch by epoch" in report and "\n| 2 |" in report and "\n| 3 |" in report
+    assert re.search(r"\n\| 2 \| [\d.]+% \| 1\.000 \|", report)  # `saved` is half of `full`: the second half is as long
+    again = analyze(folder / "base", folder / "full", "--epochs", *steps[:1] * 2, "--output", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    assert "Not measured: epoch 2 changed nothing" in (tmp_path / "again" / "analysis.md").read_text("utf-8")
+
+
+def test_what_a_vector_leaves_alone(folder: Path, tmp_path: Path) -> None:
+    """Frozen matrices have no rank, and what changes no matrix has none at all; the report goes on."""
+    vector = TaskVector.from_finetuned(folder / "base", folder / "full")
+    attention = {n: vector.dense(n) * ("self_attn" in n) for n in vector}
+    TaskVector.from_tensors(attention).save(tmp_path / "attention")
+    vector.filter(include="*norm*").save(tmp_path / "norms")
+    norms = {n: vector.dense(n) * ("norm" in n) for n in vector}
+    TaskVector.from_tensors(norms).save(tmp_path / "zeros")
+    tuned = [tmp_path / "attention", tmp_path / "norms", tmp_path / "zeros"]
+    result = analyze(folder / "base", *tuned, "--output", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "out" / "analysis.md").read_text("utf-8")
+    assert re.search(
+        r"\| attention \| [\d.]+ \| Q [\d.]+, .*MLP-1 unchanged, MLP-2 unchanged \| no MLP changed \|", report
+    )
+    for name in ("norms", "zeros"):
+        assert f"{name}: not applicable, because it changes no matrix of attention or of an MLP." in report
+    assert "nan" not in report and "ranks_attention.png" in report and "## With texts" in report
+
+
+def test_names_with_spaces_and_other_settings(folder: Path, tmp_path: Path) -> None:
+    """Figures are files that a link can name; a second run with another grid and text goes through."""
+    texts = [folder / "lamps.txt", folder / "boats.txt"]
+    tuned = [folder / "base", folder / "full", folder / "lora", "--names", "the lamps", "the boats"]
+    for size, rows in ((2, 3), (3, 4)):
+        options = ["--data", *texts, "--rows", rows, "--max-length", 16, "--landscape", size, "--output", tmp_path]
+        result = analyze(*tuned, *options)
+        assert result.returncode == 0, result.stderr
+        report = (tmp_path / "analysis.md").read_text("utf-8")
+        shown = re.findall(r"\]\((.+?)\)", report)
+        assert "linearity_the_lamps-the_boats.png" in shown and "landscape.png" in shown
+        assert not any(" " in name for name in shown) and all((tmp_path / name).exists() for name in shown)
+    assert len(list((tmp_path / "points").iterdir())) == 2
+
+
+def test_a_vector_of_another_model(folder: Path, models: TinyModels, tmp_path: Path) -> None:
+    models.pair("gpt2").vector().save(tmp_path / "gpt2")
+    for arguments in ([tmp_path / "gpt2"], [folder / "full", "--epochs", tmp_path / "gpt2"]):
+        result = analyze(folder / "base", *arguments, "--output", tmp_path / "out")
+        assert result.returncode == 1 and "0 of" in result.stderr and "Traceback" not in result.stderr
+        assert not (tmp_path / "out").exists()
 
 
 def test_bad_input(folder: Path, tmp_path: Path) -> None:
@@ -96,6 +155,8 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
         ([full, folder / "lora", "--data", folder / "lamps.txt"], "2 files"),
         ([tmp_path / "nothing"], "neither a folder here nor a Hub id"),
         ([full, folder / "lora", "--names", "a/x", "b"], "as for a file"),
+        ([full, folder / "lora", "--names", "a b", "a_b"], "would be the same"),
+        ([full, "--names", "the_base"], "would be the same"),
         ([full, "--landscape", 1], "two points along a side"),
         ([full, "--batch-size", 0], "--batch-size must be at least 1"),
         ([full, "--max-length", 0], "--max-length must be at least 2"),

@@ -1,6 +1,7 @@
 """Task correlation: eq. (11) against a plain computation in fp64, and its properties."""
 
 import copy
+import weakref
 
 import numpy
 import pytest
@@ -20,7 +21,7 @@ from hf_taskvec.analysis import (
     recommend_scales,
     task_correlation,
 )
-from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
 
 
 def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
@@ -79,6 +80,36 @@ def test_chunks_change_nothing(pair, monkeypatch: pytest.MonkeyPatch, held: int)
     )
 
 
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_what_is_held_does_not_grow_with_the_models(monkeypatch: pytest.MonkeyPatch, count: int, chunks: int) -> None:
+    """Outputs as given (4 bytes) and centred (8), of all models together, stay within the budget."""
+    base, data = make("phi"), [rows(0, count=6)] * count
+    models = {str(seed): tuned_copy(base, 0.1, seed=seed) for seed in range(count)}
+    samples = len(data[0]) // chunks
+    budget = 12 * 20 * samples * count
+    alive: dict[int, int] = {}
+    peaks, most_of_one = [0], [0]
+
+    def watched(function, kept):
+        def call(*args):
+            result = function(*args)
+            alive[id(result)] = result.nbytes
+            weakref.finalize(result, alive.pop, id(result), None)
+            peaks.append(sum(alive.values()))
+            most_of_one[0] = max(most_of_one[0], kept(result))
+            return result
+
+        return call
+
+    monkeypatch.setattr(correlation, "_HELD_BYTES", budget)
+    monkeypatch.setattr(correlation, "_outputs", watched(correlation._outputs, len))
+    monkeypatch.setattr(correlation, "_normed", watched(correlation._normed, len))
+    correlation_matrix(models, dict(zip(models, data, strict=True)))
+    assert most_of_one[0] == samples  # so many rows at a time, and no fewer than there is room for
+    assert max(peaks) <= budget
+
+
 @given(st.integers(0, 5), st.sampled_from(["last", "mean"]))
 def test_properties(seed: int, pooling: str) -> None:
     base = make("phi")
@@ -119,6 +150,8 @@ def test_the_matrix_holds_the_pairs() -> None:
         expected = task_correlation(models[one], models[other], data[one], data[other]).value
         assert matrix[one, other] == matrix[other, one] == pytest.approx(expected, abs=1e-7)
     assert matrix["x", "x"] == 1
+    with pytest.raises(MissingNameError, match="there is no task 'w'"):
+        matrix["x", "w"]
 
 
 def test_the_proxy_is_the_vectors_cosine() -> None:
@@ -154,6 +187,14 @@ def test_kinds_of_data() -> None:
     )
 
 
+def test_rounding_is_no_direction() -> None:
+    """The same text may give outputs that differ in their last digit, depending on its place in a batch."""
+    output = torch.tensor([[3.0, -2.0, 5.0], [3.0, -2.0, 5.0 + 5e-7]])
+    assert output[0, 2] != output[1, 2]
+    with pytest.raises(BadValueError, match="the same output for every row"):
+        correlation._normed(output, output.double().mean(dim=0))
+
+
 def test_bad_input(pair) -> None:
     a, b = pair
     good = rows(0)
@@ -181,6 +222,10 @@ def test_bad_input(pair) -> None:
         task_correlation(a, b, good, good, pooling="first")  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="live model"):
         task_correlation("me/model", b, good, good)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="live model"):
+        task_correlation(Edited("me/model", TaskVector.from_finetuned(a, b)), b, good, good)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
+        task_correlation(Edited(a, "me/vector"), b, good, good)  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match="vocabularies of different sizes"):
         task_correlation(a, make("phi", vocab_size=24), good, good)
     with pytest.raises(BadValueError, match="two tasks"):

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tiny import ARCHITECTURES, TinyModels, make, tensors, tuned_copy
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, spectrum, stable_ranks
+from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, ranks, spectrum, stable_ranks
 from hf_taskvec.analysis.kinds import KINDS, place_of
 from hf_taskvec.delta import tile_rows
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
+from hf_taskvec.threads import workers
 
 SHAPES = {
     "model.layers.0.mlp.fc1.weight": (12, 6),
@@ -214,6 +215,28 @@ def test_spectral_norms_of_many_tiles(monkeypatch: pytest.MonkeyPatch, held: int
     assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize(("total", "expected"), [(10_000, 1), (4 * 60 * 50 * 3, 3), (1 << 29, 8)])
+def test_few_threads_hold_large_matrices(monkeypatch: pytest.MonkeyPatch, total: int, expected: int) -> None:
+    """What all threads hold stays within a budget, however many torch has."""
+    used = []
+
+    def watched(threads: int) -> object:
+        used.append(threads)
+        return workers(1)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(ranks, "workers", watched)
+    monkeypatch.setattr(spectrum, "_TOTAL_BYTES", total)
+    names = [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in range(3)]
+    dense = TaskVector.from_tensors({name: torch.ones(60, 50) for name in names})
+    low = TaskVector.from_tensors({name: (torch.ones(60, 1), torch.ones(1, 50)) for name in names})
+    for vector in (dense, low):
+        stable_ranks(vector, progress=False)
+    monkeypatch.setattr(spectrum, "_HELD_BYTES", 0)
+    stable_ranks(dense, progress=False)
+    assert used == [expected, 8, 8]  # factors and tiles take no room
+
+
 @given(st.integers(0, 30), st.floats(1e-15, 1e15))
 def test_stable_rank_properties(seed: int, scale: float) -> None:
     """Between 1 and the root of the smaller side, whatever the scale; 1 exactly for rank 1."""
@@ -259,6 +282,44 @@ def test_effective_ranks() -> None:
             assert effective_ranks(vector, energy) == {"w": expected}
 
 
+@given(
+    st.integers(0, 30),
+    st.sampled_from(["dense", "low-rank", "mixed"]),
+    st.floats(1e-6, 1e6),
+    st.floats(0.05, 0.99),
+    st.floats(0.05, 0.99),
+)
+def test_effective_rank_properties(seed: int, kind: str, scale: float, one: float, other: float) -> None:
+    """At least 1, at most the rank, whatever the scale and the sign, and more energy never needs fewer."""
+    vector = random_vector(seed, kind)
+    less, more = (effective_ranks(vector, energy, progress=False) for energy in sorted((one, other)))
+    assert effective_ranks(-scale * vector, max(one, other), progress=False) == more
+    assert set(less) == set(more) == {name for name in vector if len(vector.shape(name)) == 2}
+    for name in more:
+        assert 1 <= less[name] <= more[name] <= vector.rank(name)
+    assert set(effective_ranks(vector.compress(rank=1), 0.99, progress=False).values()) == {1}
+
+
+@given(
+    st.integers(0, 30),
+    st.sampled_from(["dense", "low-rank"]),
+    st.floats(1e-6, 1e6),
+    st.floats(0.01, 1),
+    st.floats(0.01, 1),
+)
+def test_large_row_properties(seed: int, kind: str, scale: float, one: float, other: float) -> None:
+    """The largest row is always among them, whatever the scale; a higher bar leaves fewer, which hold no more."""
+    vector = random_vector(seed, kind)
+    (many,), (few,) = (large_rows(vector, ratio) for ratio in sorted((one, other)))
+    assert few.norms.argmax() in few.index and set(few.index.tolist()) <= set(many.index.tolist())
+    assert 0 < few.share <= many.share <= 1
+    assert few.share - 1e-9 <= few.energy <= many.energy + 1e-12 <= 1 + 1e-9  # large rows hold more than their share
+    (scaled,) = large_rows(-scale * vector, max(one, other))
+    torch.testing.assert_close(scaled.norms, scale * few.norms, rtol=1e-6, atol=0)
+    borderline = (few.norms / few.threshold - 1).abs() < 1e-9
+    assert set(scaled.index.tolist()) ^ set(few.index.tolist()) <= set(borderline.nonzero().flatten().tolist())
+
+
 @pytest.mark.parametrize("kind", ["dense", "low-rank"])
 def test_large_rows(kind: str) -> None:
     vector = random_vector(0, kind)
@@ -286,6 +347,8 @@ def test_bad_matrices() -> None:
         stable_ranks(random_vector(0, "dense"), tolerance=0)
     with pytest.raises(BadValueError, match="no first matrix of an MLP"):
         large_rows(TaskVector.from_tensors({"w": torch.ones(2, 2)}))
+    with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
+        large_rows("me/vector")  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="ratio"):
         large_rows(random_vector(0, "dense"), ratio=0)
     with pytest.raises(BadValueError, match="NaN"):

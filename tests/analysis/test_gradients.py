@@ -134,6 +134,8 @@ def test_bad_gradients() -> None:
         TaskVector.from_gradient(model, [[3], [4]], 0.1)
     with pytest.raises(BadValueError, match="requires a gradient"):
         TaskVector.from_gradient(make("phi").requires_grad_(False), rows(0), 0.1)
+    with pytest.raises(BadValueError, match="needs a live model, not str"):
+        TaskVector.from_gradient("me/model", rows(0), 0.1)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="experts fused"):
         TaskVector.from_gradient(make("mixtral", num_experts_per_tok=2), rows(0), 0.1)
 
@@ -188,6 +190,15 @@ def test_alignment_is_that_of_the_dense_updates(run, tmp_path: Path) -> None:
     assert without.vector_with_gradient is None and without.shares == pytest.approx(found.shares)
 
 
+def test_a_vector_that_nearly_returns_to_the_base(run) -> None:
+    """Its direction is its own, not what rounding leaves of the long way there and back (bf16 goes through fp32)."""
+    generator = torch.Generator().manual_seed(0)
+    there, rest = (torch.randn(64, 64, generator=generator).bfloat16() for _ in range(2))
+    away, near = TaskVector.from_tensors({"w": there}), 1e-6 * TaskVector.from_tensors({"w": rest})
+    found = gradient_alignment([away, near], near)
+    assert found.vector_with_gradient[1] == pytest.approx(1, abs=1e-6)
+
+
 def test_bad_epochs(run, tmp_path: Path) -> None:
     base, epochs = run
     vector = TaskVector.from_finetuned(base, epochs[0])
@@ -197,6 +208,13 @@ def test_bad_epochs(run, tmp_path: Path) -> None:
         gradient_alignment([tmp_path])
     with pytest.raises(BadValueError, match="epoch 2 changed nothing"):
         gradient_alignment([vector, vector])
+    with pytest.raises(BadValueError, match="after epoch 3 the weights are those of the base again"):
+        gradient_alignment([vector, 2 * vector, 0 * vector], vector)
+    assert gradient_alignment([vector, 2 * vector, 0 * vector]).with_first == pytest.approx((1, 1, -1))
+    with pytest.raises(BadValueError, match="the gradient is zero"):
+        gradient_alignment([vector, 2 * vector], 0 * vector)
+    with pytest.raises(BadValueError, match="'gradient' is not a task vector"):
+        gradient_alignment([vector], "gradient")  # type: ignore[arg-type]
     other = TaskVector.from_finetuned(make("gpt2"), tuned_copy(make("gpt2")))
     with pytest.raises(ValueError, match="different architectures"):
         gradient_alignment([vector], other)

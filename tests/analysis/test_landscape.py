@@ -79,16 +79,19 @@ def test_an_interrupted_run_continues(trio, vectors, tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
     assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
-    with (tmp_path / "landscape.jsonl").open("a") as file:
+    (kept,) = tmp_path.iterdir()
+    with kept.open("a") as file:
         file.write('{"x": 1, "y"')  # killed while writing
     again = loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
     assert len(calls) == 5 + 9 - 4 and again == whole
     assert loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path) == whole and len(calls) == 10
-    with pytest.raises(OutputError, match="another model, vectors, data or grid"):
-        loss_landscape(base, *vectors, rows(1), size=3, output=tmp_path)
-    (tmp_path / "landscape.jsonl").write_text("no json\n")
-    with pytest.raises(CorruptFileError, match="remove it"):
-        loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
+    other = loss_landscape(base, *vectors, rows(1), size=3, output=tmp_path)  # other data: beside it
+    assert other != whole and len(calls) == 19 and len(list(tmp_path.iterdir())) == 2
+    assert loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path) == whole and len(calls) == 19
+    for damaged in ("no json\n", '{"key": "another"}\n'):
+        kept.write_text(damaged)
+        with pytest.raises(CorruptFileError, match="remove it"):
+            loss_landscape(base, *vectors, rows(0), size=3, output=tmp_path)
 
 
 def test_low_rank_vectors_may_be_attached(trio) -> None:
@@ -112,9 +115,22 @@ def test_bad_input(trio, vectors, tmp_path: Path) -> None:
         loss_landscape(base, *vectors, {"x": []})
     with pytest.raises(BadValueError, match="the data is empty"):
         loss_landscape(base, *vectors, {})
+    with pytest.raises(BadValueError, match="needs a live model, not str"):
+        loss_landscape("me/model", *vectors, rows(0))  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
+        loss_landscape(base, vectors[0], "me/vector", rows(0))  # type: ignore[arg-type]
     (tmp_path / "file").touch()
     with pytest.raises(OutputError):
         loss_landscape(base, *vectors, rows(0), size=2, output=tmp_path / "file")
+
+
+def test_an_edit_that_overflows_is_refused(trio, vectors, tmp_path: Path) -> None:
+    """Rather than drawn as nan; and no such point is kept."""
+    base, before = trio[0], copy.deepcopy(trio[0].state_dict())
+    with pytest.raises(BadValueError, match=r"the loss on data is nan at θ_0 \+ .*1e\+30\*a"):
+        loss_landscape(base, 1e30 * vectors[0], 1e30 * vectors[1], rows(0), size=2, margin=0.0, output=tmp_path)
+    assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
+    assert "nan" not in next(tmp_path.iterdir()).read_text().lower()
 
 
 def test_the_loss_is_that_of_transformers() -> None:

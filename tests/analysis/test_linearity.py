@@ -9,7 +9,7 @@ from tiny import ARCHITECTURES, DENSE, EXPERTS, make, tuned_copy
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import cross_task_linearity, linearity, stitch
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, MissingNameError
 
 
 def hidden(model: torch.nn.Module, data: list[list[int]], feature: str) -> torch.Tensor:
@@ -157,6 +157,16 @@ def hidden_all(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return kept[0]
 
 
+def test_an_edit_that_overflows_is_refused(trio) -> None:
+    """Rather than measured as nan; and the model is as before."""
+    base, one, other = trio
+    before = copy.deepcopy(base.state_dict())
+    a, b = (1e30 * TaskVector.from_finetuned(base, model, name=name) for model, name in ((one, "a"), (other, "b")))
+    with pytest.raises(BadValueError, match=r"θ_0 \+ .*a.*: features are NaN, infinite or zero"):
+        cross_task_linearity(base, a, b, rows(0))
+    assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
+
+
 def test_bad_input(trio) -> None:
     base, one, _ = trio
     vector = TaskVector.from_finetuned(base, one)
@@ -168,6 +178,16 @@ def test_bad_input(trio) -> None:
         cross_task_linearity(base, vector, vector, rows(0), feature="first")  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="scale=0"):
         cross_task_linearity(base, vector, vector, rows(0), scale=0)
+    with pytest.raises(BadValueError, match="needs a live model, not str"):
+        cross_task_linearity("me/model", vector, vector, rows(0))  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
+        cross_task_linearity(base, vector, "me/vector", rows(0))  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="needs a live model, not str"):
+        stitch("me/model", 0, [(1.0, None)])  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
+        stitch(base, 0, [(1.0, "me/vector")])  # type: ignore[list-item]
+    with pytest.raises(MissingNameError, match="Did you mean 'addition'"):
+        cross_task_linearity(base, vector, 2 * vector, rows(0))["additon"]
     with pytest.raises(BadValueError, match="layer=2"):
         stitch(base, 2, [(1.0, None)])
     with pytest.raises(BadValueError, match="one part"):

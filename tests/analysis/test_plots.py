@@ -11,6 +11,7 @@ from hf_taskvec import TaskVector
 from hf_taskvec.analysis import (
     Alignment,
     CorrelationMatrix,
+    CosineMatrix,
     cosine_matrix,
     cross_task_linearity,
     loss_landscape,
@@ -69,6 +70,74 @@ def test_a_figure(figures, name: str) -> None:
 def test_a_region_of_three_tasks_has_no_plane() -> None:
     with pytest.raises(BadValueError, match="for two tasks, not for 3"):
         recommend_scales(gammas=(0.5, 0.4, 0.3)).transfer.figure()
+
+
+@pytest.mark.parametrize(
+    ("gammas", "beta", "said"),
+    [
+        ((0.792, -0.637), 0.01, {"Σ λγ", "Σ λγ²", "|λ|", "all three hold", "closed form"}),
+        ((0.6, -0.9), 0.02 / 2.35, {"Σ λγ", "Σ λγ²", "|λ|", "all three hold", "least |λ|"}),
+        ((-0.5, -0.52), 0.01, {"Σ λγ", "Σ λγ²", "|λ|"}),
+        ((0.01, 0.01), 0.01, {"|λ|"}),
+    ],
+)
+def test_a_legend_names_what_is_in_the_picture(gammas: tuple[float, float], beta: float, said: set[str]) -> None:
+    transfer = recommend_scales(gammas=gammas, beta=beta).transfer
+    axes = transfer.figure().axes[0]
+    labels = {text.get_text().split(" = ")[0] for text in axes.get_legend().get_texts()}
+    assert labels == said
+    marked = [line.get_xydata()[0] for line in axes.lines if line.get_marker() == "X"]
+    assert len(marked) == bool(transfer.scales)
+    assert all(tuple(point) == pytest.approx(transfer.scales) for point in marked)
+
+
+def many(count: int, layers: int, outside: bool) -> CosineMatrix:
+    """Vectors with a change in each layer."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"model.layers.{layer}.mlp.fc1.weight" for layer in range(layers)] + ["lm_head.weight"] * outside
+    return cosine_matrix(
+        {
+            f"book_{i}": TaskVector.from_tensors({n: torch.randn(4, 4, generator=generator) for n in names})
+            for i in range(count)
+        },
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 8])
+@pytest.mark.filterwarnings("error")
+def test_layers_of_many_vectors(count: int) -> None:
+    """Lines that differ, with the legend beside them; more than six pairs are heat maps with a row for each."""
+    cosines = many(count, 24, outside=True)
+    figure = cosines.layer_figure()
+    first, second = figure.axes[:2]
+    pairs = count * (count - 1) // 2
+    if pairs > 6:
+        assert [len(axes.get_yticks()) for axes in (first, second)] == [pairs, count] and not first.lines
+    else:
+        drawn = [line for line in first.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_color(), line.get_marker()) for line in drawn}) == len(drawn) == pairs
+        figure.draw_without_rendering()
+        for axes in (first, second):
+            assert axes.get_legend().get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0
+    assert len(render({"layers": cosines.layer_figure})) == 2
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("layers", [1, 2, 24, 32])
+@pytest.mark.parametrize("count", [2, 5])
+def test_the_last_layer_has_a_tick(layers: int, outside: bool, count: int) -> None:
+    axes = many(count, layers, outside).layer_figure().axes[0]
+    labels = [label.get_text().strip() for label in axes.get_xticklabels()]
+    assert str(layers - 1) in labels and ("outside" in labels) == outside and len(labels) <= 14
+
+
+def test_an_expert_that_is_left_alone_hides_no_other() -> None:
+    """A matrix of zeros has no stable rank; the mean is over the others."""
+    name = "model.layers.0.mlp.experts.{}.up_proj.weight"
+    ranks = stable_ranks(TaskVector.from_tensors({name.format(0): torch.eye(4), name.format(1): torch.zeros(4, 4)}))
+    (line,) = ranks.figure().axes[0].lines
+    assert line.get_ydata() == pytest.approx([2.0])
 
 
 def test_values_that_are_not_there_are_drawn_as_gaps() -> None:

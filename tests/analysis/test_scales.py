@@ -33,7 +33,8 @@ def test_adding_is_theorem_1(alpha: float, verdict: str) -> None:
     ("alpha", "verdict", "low", "high"),
     [
         (0.0, "works", -2.0, 0.0),  # (A)
-        (-0.5, "works", -4.0, -0.005),  # (B)
+        (-0.9, "works", -1 / 0.81, -0.009),  # (B)
+        (-0.5, "works", -2.0, -0.005),  # (B), where −α⁻² is beyond c/β
         (0.5, "hard", 0.0, 0.25),  # (C)
         (0.95, "impossible", None, None),
     ],
@@ -41,6 +42,17 @@ def test_adding_is_theorem_1(alpha: float, verdict: str) -> None:
 def test_forgetting_is_theorem_2(alpha: float, verdict: str, low: float | None, high: float | None) -> None:
     forget = recommend_scales(alpha).forget
     assert (forget.verdict, forget.low, forget.high) == (verdict, pytest.approx(low), pytest.approx(high))
+
+
+@given(st.floats(-1, 0), st.floats(-1, 0))
+def test_the_more_contradictory_the_nearer_the_end(one: float, other: float) -> None:
+    """From (A) to (B) the region's lower end does not jump, and it never reaches beyond c/β."""
+    more, less = sorted((one, other))
+    lows = [recommend_scales(alpha, irrelevant=0.2).forget.low for alpha in (less, more)]
+    assert -2 <= lows[0] <= lows[1] <= -1
+    assert recommend_scales(-1e-200, irrelevant=0).forget.low == pytest.approx(-2)
+    narrow = recommend_scales(-1.0, beta=0.5, c=1e-4).forget
+    assert narrow.low == narrow.high == narrow.scale == -0.5
 
 
 @given(correlations)
@@ -80,15 +92,27 @@ def test_theorem_3_and_its_erratum() -> None:
 
 
 @given(st.lists(correlations, min_size=1, max_size=5))
-def test_the_closed_form_meets_both_sums(gammas: list[float]) -> None:
+def test_the_scales_meet_both_sums_and_the_bound(gammas: list[float]) -> None:
     values = torch.tensor(gammas, dtype=torch.float64)
     nonzero = values[values.abs() > 1e-3]
     assume(len(nonzero) == len(values) and ((nonzero > 0).any() or nonzero.max() - nonzero.min() > 1e-2))
     found = recommend_scales(gammas=gammas).transfer
+    if found.verdict == "impossible":
+        assert found.scales == () and "with λ" not in str(recommend_scales(gammas=gammas))
+        return
     scales = torch.tensor(found.scales, dtype=torch.float64)
     assert (scales * values).sum() >= 1.02 * (1 - 1e-6)
     assert (scales * values**2).sum() >= 1.02 * (1 - 1e-6)
-    assert found.holds(found.scales) == (found.verdict == "works")
+    assert scales.abs().max() <= 2 * (1 + 1e-6) and found.holds(found.scales)
+
+
+def test_where_the_closed_form_is_too_large_another_is_given() -> None:
+    """Within a bound that the closed form just misses, less of the one and more of the other will do."""
+    gammas = (0.6, -0.9)
+    free = recommend_scales(gammas=gammas, c=0.02, beta=0.001).transfer  # the bound is far away
+    hard = recommend_scales(gammas=gammas, c=0.02, beta=0.02 / (0.99 * max(map(abs, free.scales)))).transfer
+    assert free.verdict == "works" and hard.verdict == "hard" and not hard.holds(free.scales)
+    assert hard.holds(hard.scales) and max(map(abs, hard.scales)) < max(map(abs, free.scales))
 
 
 @given(st.lists(correlations, min_size=2, max_size=2), st.sampled_from([1.0, PRACTICAL_MARGIN]))
@@ -104,6 +128,9 @@ def test_the_verdict_against_a_grid(gammas: list[float], margin: float) -> None:
     needed = margin + 0.02
     assume(abs(best - needed) > 0.05)  # a grid cannot tell closer
     assert (found.verdict != "impossible") == (best > needed)
+    if found.verdict == "hard":  # no λ of the grid is gentler
+        gentler = torch.maximum(x.abs(), y.abs()) < max(map(abs, found.scales)) * (1 - 1e-9)
+        assert not bool(((sums >= needed) & gentler).any())
 
 
 def test_more_margin_needs_more() -> None:
@@ -165,8 +192,27 @@ def test_a_recommendation_is_judged_by_the_sweep(report) -> None:
     assert found.scale == -1.0 and found.metric == report.choice.metric and found.chosen == report.choice.scale
     assert found.forget_loss == pytest.approx(1 - at[-1.0].forget / at[0.0].forget)
     assert found.worst_retain_loss == at[-1.0].worst_retain and found.qualifies == at[-1.0].qualifies
-    assert found.on_pareto_front == (-1.0 in report.choice.pareto)
     assert f"{found.forget_loss:.0%}" in found.sentence and "λ=-1" in str(found)
+    assert str(found).startswith("Theory recommended λ=-1: on the half of the passages that chooses λ,")
+
+
+def test_one_half_of_the_passages_decides_all_of_it(report) -> None:
+    """Another λ that, on the half that chooses, forgets as much and keeps more, beats it, whatever all passages say."""
+    at = {c.scale: c for c in report.choice.candidates}
+    better = dataclasses.replace(at[-0.4], forget=at[-1.0].forget, worst_retain=at[-1.0].worst_retain - 0.1)
+    worse = dataclasses.replace(at[-0.4], forget=at[0.0].forget, worst_retain=at[-1.0].worst_retain + 0.1)
+    start = dataclasses.replace(at[0.0], worst_retain=at[-1.0].worst_retain)
+    assert at[-1.0].forget < at[0.0].forget
+    for other, beaten in ((better, True), (worse, False)):
+        choice = dataclasses.replace(
+            report.choice,
+            scale=None,
+            candidates=(start, other, at[-1.0]),
+            pareto=(-1.0,) if beaten else (),  # of all passages: not looked at
+        )
+        found = recommend_scales(0.0).judge(dataclasses.replace(report, choice=choice))
+        assert found.on_pareto_front != beaten
+        assert ("another λ forgets as much and keeps more" in str(found)) == beaten
 
 
 def test_a_scale_that_was_not_evaluated_is_not_judged(report) -> None:

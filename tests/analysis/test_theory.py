@@ -57,6 +57,27 @@ def test_patterns_have_the_correlations_that_were_asked_for() -> None:
     assert new.norm().item() == pytest.approx(1) and lab.pattern(0.3).norm().item() == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("alpha", "low"), [(-0.5, -4.0), (-0.9, -1 / 0.81), (0.0, -2.0), (0.5, 0.0)])
+def test_the_theorems_as_they_stand(alpha: float, low: float) -> None:
+    from laboratory.transformer import theorems
+
+    assert theorems(alpha).forget.low == pytest.approx(low)
+    assert (theorems(alpha).add.low is None) == (alpha < 0)
+
+
+@pytest.mark.parametrize("rows", [1, 22, 39])
+def test_rows_are_pruned_by_norm(rows: int) -> None:
+    """Those of the largest norm stay, and no other part of the vector changes."""
+    from laboratory.transformer import Laboratory, Setting
+
+    lab = Laboratory(Setting(patterns=4, width=40, batch=32, steps=5))
+    vector = lab.finetuned(lab.pattern(1.0), "task")
+    found, dense = lab.largest(vector, rows), vector.dense("V")
+    kept = dense.norm(dim=1).topk(rows).indices
+    torch.testing.assert_close(found.dense("V"), torch.zeros_like(dense).index_copy(0, kept, dense[kept]))
+    torch.testing.assert_close(found.dense("W"), vector.dense("W"))
+
+
 def test_the_gap_by_whole_hessians() -> None:
     """C of eq. (3) with Hessians written out."""
     from laboratory.gradients import ALPHA, loss, make_problem
@@ -91,6 +112,7 @@ def test_the_recipe(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     claims = json.loads((tmp_path / "theory.json").read_text("utf-8"))
+    assert sum("rows of ΔV" in claim["claim"] for claim in claims) == 2  # pruned by luck and by norm
     assert len(claims) >= 30 and {"claim", "predicted", "measured", "holds"} < set(claims[0])
     table = (tmp_path / "theory.md").read_text("utf-8")
     assert all(claim["measured"].replace("|", "\\|") in table for claim in claims)
