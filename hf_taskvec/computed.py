@@ -68,9 +68,11 @@ class Tiles:
         self._sum = Sum(self.shape, terms)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Every piece in fp32; each is a tensor of its own that may be written to."""
+        """Every piece in fp32. It may be written to, and is valid until the next one is asked for."""
         for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
-            yield self.rows(start, stop, self.dtype).float()
+            size = (stop - start, *self.shape[1:]) if self.shape else ()
+            with borrowed(1, size, self.dtype) as (piece,):
+                yield self.rows_into(piece, start, stop).float()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -275,6 +276,24 @@ def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
     assert torch.equal(found.view(torch.int16), exact.view(torch.int16))
 
 
+def test_what_is_exact_is_not_added_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of 16-bit models often end half-way between two numbers, and lose nothing: fp32 is enough there."""
+    base = torch.full((64, 32), 1.0).bfloat16()
+    change = torch.full((64, 32), 2**-8)  # half a unit
+    merged = combine([TaskVector.from_tensors({"w": change})], "dare", density=0.5, rescale=False)
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("a sum was taken in fp64")
+
+    found = torch.empty_like(base)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_taskvec.arithmetic.round_once", refuse)
+        Sum((64, 32), merged["w"], InMemory(base)).into(found, "w")
+        Sum((64, 32), merged["w"], InMemory(base), 2.0).into(base, "w")
+    assert torch.equal(found, torch.ones_like(found))  # to the even one
+    assert torch.equal(base.float(), 1 + 2 * merged.dense("w"))
+
+
 def test_a_computed_change_meets_a_model_on_another_device() -> None:
     """What is computed on the CPU is moved before it is added; the meta device stands for a GPU."""
 
@@ -297,8 +316,11 @@ def test_random_masks_are_the_same_everywhere() -> None:
     def mask(count: int, step: int) -> torch.Tensor:
         return random_mask("key", step, torch.empty(count))
 
-    assert mask(12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert torch.equal(mask(5, 32768), mask(12, 32768)[:5])
+    assert mask(12, 32767).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert mask(12, 32768).int().tolist() == [1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1]  # drawn bit by bit
+    for step in (32767, 32768):
+        assert torch.equal(mask(5, step), mask(200, step)[:5])
+        assert abs(mask(1 << 20, step).mean().item() - 0.5) < 0.003
     assert mask(7, 65536).all()
 
 
@@ -499,7 +521,10 @@ def test_vectors_may_change_different_parameters() -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Four models of 100 MB by TIES: the peak of anonymous memory does not follow their size."""
+    """Four models of 100 MB by TIES: the peak of anonymous memory does not follow their size.
+
+    glibc gives freed memory back at once here: otherwise it keeps tens of megabytes, more or fewer by chance.
+    """
     base = make(
         "llama",
         torch.bfloat16,
@@ -533,9 +558,11 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         "done.append(1); thread.join()\n"
         "print((peak[0] - before) / 1024)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     assert size > 90
-    assert float(result.stdout.splitlines()[-1]) < 60
+    assert float(result.stdout.splitlines()[-1]) < 30
 
 
 # Bad input.
