@@ -1,10 +1,12 @@
 """Sparse rules: each vector keeps some of its elements, and what is kept is merged.
 
-A share of elements is counted in each parameter by itself, as the papers and mergekit do. Elements of equal magnitude
-are kept or left out together: 16-bit weights have many of them, and no order among them would mean anything.
+A share of elements is counted in each parameter by itself, as breadcrumbs' paper and mergekit do. (TIES' own code counts
+it over all of a model at once, so that some layers keep more than others.) Elements of equal magnitude are kept or left
+out together: 16-bit weights have many of them, and no order among them would mean anything.
 """
 
 import hashlib
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +43,10 @@ def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
     """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
 
     Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
+
+    Which rows these are is found out at once, so `combine` reads the MLPs of all vectors, a parameter at a time; their
+    numbers are read when they are used, and stay exact. Only of what has no rows of its own to read (DoRA, the result of
+    another rule) the kept rows are held in memory.
     """
     kept = share("fraction", fraction)
     if not MLP.search(parameter.name) or len(parameter.shape) != 2:
@@ -97,13 +103,17 @@ def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale:
     seed, the vector's expression and the parameter's name: not on the order of the vectors, nor on threads or
     processes.
     """
+    if not isinstance(rescale, bool):
+        raise BadValueError(f"rescale={rescale!r} must be True or False.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadValueError(f"seed={seed!r} must be a whole number.")
     densities = shares("density", density, parameter.vectors)
     steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
     if min(steps) == 65536:
         return parameter.sum()
     parts = list(zip(parameter.changes, steps, strict=True))
     weights = [change.weight * (65536 / step if rescale else 1.0) for change, step in parts]
-    keys = [f"{seed!r}|{change.label}|{parameter.name}" for change in parameter.changes]
+    keys = [f"{int(seed)}|{change.label}|{parameter.name}" for change in parameter.changes]
 
     def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
         result, *others = tiles
