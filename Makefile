@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread for each of the test workers: two torch processes with two threads each crawl on two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow quality bench clean
+.PHONY: demo test test-slow test-mergekit quality bench clean
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -15,14 +15,18 @@ test: .venv/ready
 test-slow: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow
 
+# mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
+test-mergekit: .venv/ready .venv-mergekit/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_combine_mergekit.py
+
 quality: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
 bench: .venv/ready .venv-mergekit/ready
 	$(BIN)/python tests/benchmarks/bench_apply.py --mergekit .venv-mergekit/bin/python
+	$(BIN)/python tests/benchmarks/bench_combine.py --mergekit .venv-mergekit/bin/python
 
 .venv-mergekit/ready: constraints.txt
 	$(PYTHON) -m venv .venv-mergekit

@@ -242,20 +242,16 @@ class Sum:
     def _add_change(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """A bf16 tensor and an fp32 change, added in fp32 and rounded to bf16.
 
-        Rounding twice goes wrong only where the first rounding ends half-way between two bf16 numbers: there, at about
-        one element in 65,536, the sum is taken in fp64.
+        Rounding twice goes wrong only where the first rounding loses something and ends half-way between two bf16
+        numbers: there, at one element in 65,536 or fewer, the sum is taken in fp64.
         """
-        size = tuple(out.shape)
         (weight, delta), ((_, tensor),) = self._others[0], (self._prepared or self._prepare()).folded
-        base = (tensor[start:stop] if self.shape else tensor).to(self.device)
-        change = _buffer(1, size, torch.float32, self.device).zero_()
+        change = _buffer(1, tuple(out.shape), torch.float32, self.device).zero_()
         delta.add_rows(change, start, stop, weight)
-        total = _buffer(0, size, torch.float32, self.device).copy_(base).add_(change)
-        out.copy_(total)
-        halfway = total.view(torch.int32).bitwise_left_shift_(16).eq_(_HALFWAY).view(-1).nonzero().view(-1)
-        if len(halfway):
-            exact = base.reshape(-1)[halfway].double() + change.view(-1)[halfway].double()
-            out.view(-1)[halfway] = round_once(exact, out.dtype)
+        base = (tensor[start:stop] if self.shape else tensor).to(self.device).reshape(-1)
+        for first in range(0, out.numel(), _PART):
+            part = slice(first, first + _PART)
+            _add_single(base[part], change.view(-1)[part], out.view(-1)[part])
         return out
 
     def tiles(self) -> Iterator[tuple[int, int]]:
@@ -268,6 +264,20 @@ class Sum:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
         for start, stop in self.tiles():
             (out[start:stop] if self.shape else out).copy_(self.rounded(start, stop, out.dtype, name))
+
+
+def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> None:
+    """A part of `Sum._add_change`."""
+    size = tuple(out.shape)
+    single, total, most, rest = (_buffer(slot, size, torch.float32, out.device) for slot in (4, 5, 6, 7))
+    out.copy_(torch.add(single.copy_(base), change, out=total))
+    # What the sum has lost, exactly: (base - (total - most)) + (change - most), with most = total - base (Knuth's TwoSum).
+    torch.sub(total, torch.sub(total, single, out=most), out=rest)
+    lost = single.sub_(rest).add_(torch.sub(change, most, out=most))
+    halfway = total.view(torch.int32).bitwise_left_shift_(16).eq_(_HALFWAY).neg_()
+    wrong = lost.view(torch.int32).bitwise_and_(halfway).nonzero().view(-1)
+    if len(wrong):
+        out[wrong] = round_once(base[wrong].double() + change[wrong].double(), out.dtype)
 
 
 def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
@@ -295,6 +305,9 @@ def not_finite(name: str) -> BadValueError:
         "a training run that diverged is the usual cause."
     )
 
+
+# Elements that are added at a time where several fp32 tensors are needed for it.
+_PART = 1 << 17
 
 # What shifting leaves of an fp32 number that is half-way between two bf16 numbers.
 _HALFWAY = -(1 << 31)

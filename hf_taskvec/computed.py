@@ -6,7 +6,7 @@ by tile; `Factored` holds factors that need all of a parameter at once (a decomp
 
 import hashlib
 import threading
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,9 +68,11 @@ class Tiles:
         self._sum = Sum(self.shape, terms)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Every piece in fp32; each is a tensor of its own that may be written to."""
+        """Every piece in fp32. It may be written to, and is valid until the next one is asked for."""
         for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
-            yield self.rows(start, stop, self.dtype).float()
+            size = (stop - start, *self.shape[1:]) if self.shape else ()
+            with borrowed(1, size, self.dtype) as (piece,):
+                yield self.rows_into(piece, start, stop).float()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -185,13 +187,15 @@ class _Once:
 
 # Bytes of computed factors that are kept: those of all of a model's adapters, or of a few dense matrices.
 _KEPT = 1 << 28
-_kept: "OrderedDict[Factored, tuple[torch.Tensor, ...]]" = OrderedDict()
-_kept_lock = threading.Lock()
+_recent: "list[weakref.ref[Factored]]" = []  # those that hold their factors, the last used at the end
+_recent_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Factored:
     """A computation that gives two factors from the changes of one parameter.
+
+    It holds them as long as there is room for those that were used last, and itself.
 
     Args:
         inputs: the changes that they are computed from.
@@ -205,25 +209,39 @@ class Factored:
     shapes: tuple[tuple[int, int], tuple[int, int]]
     function: Callable[[], tuple[torch.Tensor, torch.Tensor]] = field(compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False, init=False)
+    _held: list[tuple[torch.Tensor, ...]] = field(default_factory=list, compare=False, repr=False, init=False)
 
     def compute(self) -> tuple[torch.Tensor, ...]:
         with self._lock:
-            with _kept_lock:
-                if self in _kept:
-                    _kept.move_to_end(self)
-                    return _kept[self]
-            result = tuple(factor.float().contiguous() for factor in self.function())
+            held = self._held[:]  # another thread may take it away
+            result = held[0] if held else tuple(factor.float().contiguous() for factor in self.function())
             assert tuple(tuple(factor.shape) for factor in result) == self.shapes
-            with _kept_lock:
-                _kept[self] = result
-                while len(_kept) > 1 and sum(each.nbytes for held in _kept.values() for each in held) > _KEPT:
-                    _kept.popitem(last=False)
-            return result
+            self._held[:] = [result]
+        _make_room_beside(self)
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        return sum(4 * numel(shape) for shape in self.shapes)
 
     @property
     def factors(self) -> tuple["Factor", "Factor"]:
         """The left and the right factor, computed when they are read."""
         return Factor(self, 0), Factor(self, 1)
+
+
+def _make_room_beside(used: Factored) -> None:
+    """Let go of the factors that were not used for the longest time, if there are too many."""
+    with _recent_lock:
+        others = [each for ref in reversed(_recent) if (each := ref()) is not None and each is not used]
+        room, kept = _KEPT - used.nbytes, [used]
+        for each in others:
+            room -= each.nbytes
+            if room >= 0:
+                kept.append(each)
+            else:
+                each._held.clear()
+        _recent[:] = [weakref.ref(each) for each in reversed(kept)]
 
 
 @dataclass(frozen=True)

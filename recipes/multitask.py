@@ -3,6 +3,7 @@
     accelerate launch recipes/multitask.py                                       # nothing to download: a few minutes
     accelerate launch recipes/multitask.py --method lora --output outputs/multitask-lora
     accelerate launch recipes/multitask.py --merge sum --merge-scale 0.5 --output outputs/atm
+    accelerate launch recipes/multitask.py --merge dare --final tsv breadcrumbs --rule-options gamma=0.02 dare.density=0.5
     accelerate launch recipes/multitask.py --base-model gpt2 --learning-rate 5e-5 --books one.txt two.txt three.txt
 
 1. θ_0: a pretrained model.
@@ -13,8 +14,10 @@
    validation text.
 4. How far is the merged model behind each task's own? How do the task vectors lie to each other?
 
-Tasks are spread over the processes of `accelerate launch`; each needs the books of its own tasks only. Finished rounds
-are kept, and an interrupted run goes on after its last one.
+Tasks are spread over the processes of `accelerate launch`; each needs the books of its own tasks only. In a round their
+weights meet by all-reduce; the task vectors of the last round are saved in the output folder, from which all processes
+read them for the last merge: it must be on a disk that all of them see. Finished rounds are kept, and an interrupted run
+goes on after its last one.
 """
 
 import sys

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +278,24 @@ def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
     assert torch.equal(found.view(torch.int16), exact.view(torch.int16))
 
 
+def test_what_is_exact_is_not_added_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of 16-bit models often end half-way between two numbers, and lose nothing: fp32 is enough there."""
+    base = torch.full((64, 32), 1.0).bfloat16()
+    change = torch.full((64, 32), 2**-8)  # half a unit
+    merged = combine([TaskVector.from_tensors({"w": change})], "dare", density=0.5, rescale=False)
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("a sum was taken in fp64")
+
+    found = torch.empty_like(base)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_taskvec.arithmetic.round_once", refuse)
+        Sum((64, 32), merged["w"], InMemory(base)).into(found, "w")
+        Sum((64, 32), merged["w"], InMemory(base), 2.0).into(base, "w")
+    assert torch.equal(found, torch.ones_like(found))  # to the even one
+    assert torch.equal(base.float(), 1 + 2 * merged.dense("w"))
+
+
 def test_a_computed_change_meets_a_model_on_another_device() -> None:
     """What is computed on the CPU is moved before it is added; the meta device stands for a GPU."""
 
@@ -297,8 +318,11 @@ def test_random_masks_are_the_same_everywhere() -> None:
     def mask(count: int, step: int) -> torch.Tensor:
         return random_mask("key", step, torch.empty(count))
 
-    assert mask(12, 32768).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert torch.equal(mask(5, 32768), mask(12, 32768)[:5])
+    assert mask(12, 32767).int().tolist() == [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert mask(12, 32768).int().tolist() == [1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1]  # drawn bit by bit
+    for step in (32767, 32768):
+        assert torch.equal(mask(5, step), mask(200, step)[:5])
+        assert abs(mask(1 << 20, step).mean().item() - 0.5) < 0.003
     assert mask(7, 65536).all()
 
 
@@ -399,7 +423,7 @@ def test_a_merged_vector_is_the_same_streamed_live_and_saved(
 def test_the_rule_and_its_paper_are_in_the_provenance(tmp_path: Path) -> None:
     a, b = some_vectors(2)
     merged = 0.5 * combine([a, -b], "ties", [1.0, 2.0], density=0.5)
-    assert merged.expression == "0.5*combine([v0, -2*v1], 'ties', density=0.5)"
+    assert merged.expression == "0.5*combine([v0, -v1], 'ties', weights=[1.0, 2.0], density=0.5)"
     merged.save(tmp_path / "merged")
     document = json.loads((tmp_path / "merged" / "taskvec.json").read_text())
     assert document["provenance"]["rules"] == {"ties": "https://arxiv.org/abs/2306.01708"}
@@ -418,7 +442,8 @@ def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: Ti
     card = card_for(open_artifact(tmp_path / "model"))
     assert "The rule `ties` merged vectors: see [its paper](https://arxiv.org/abs/2306.01708)." in card
     assert "from hf_taskvec import combine\n" in card
-    assert "vector = combine([a, -0.5 * b.filter(include=['*.weight'])], 'ties', density=0.5)" in card
+    code = "vector = combine([a, b.filter(include=['*.weight'])], 'ties', weights=[1.0, -0.5], density=0.5)"
+    assert code in card
     # The notation is what the command line takes.
     again = evaluate(merged.expression, vectors)
     name = "model.layers.0.mlp.fc1.weight"
@@ -429,6 +454,30 @@ def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: Ti
         evaluate("combine([a, b], 'ties', density=a)", vectors)
     with pytest.raises(BadValueError, match="no place in an expression"):
         evaluate("combine(a, b)", vectors)
+
+
+@pytest.mark.parametrize("rule", sorted(rules()))
+@pytest.mark.parametrize("weights", [None, [0.5, 1.75], [1.0, -0.5], [1.0, 0.0]])
+def test_the_expression_merges_again(rule: str, weights: list[float] | None) -> None:
+    """To the last bit, or to the twelve digits of the coefficients of a sum; also where two vectors had one name."""
+    from hf_taskvec.notation import evaluate
+
+    a, b = (vector.named("v") for vector in some_vectors(2))
+    options = OPTIONS.get(rule, {}) | ({"normalize": "weight"} if rule == "ties" else {})
+    merged = combine([a, b], rule, weights, **options)
+    again = evaluate(merged.expression, {"v": a, "v_2": b.named("v_2")})
+    assert set(again) == set(merged) and again.expression == merged.expression
+    most = 1e-11 if rules()[rule].linear else 0.0
+    for name in merged:
+        one, other = (vector.dense(name, "float64") for vector in (merged, again))
+        assert (one - other).abs().max() <= most * one.abs().max(), name
+
+
+def test_papers_of_linear_rules_reach_the_provenance() -> None:
+    a, b = some_vectors(2)
+    assert combine([a, b]).provenance.rules == (("sum", "https://arxiv.org/abs/2212.04089"),)
+    both = combine([combine([a, b], "ties"), b], "mean").provenance
+    assert [name for name, _ in both.rules] == ["ties", "mean"] and both.expression.startswith("0.5*combine(")
 
 
 def test_vectors_of_one_label_get_another_in_the_expression() -> None:
@@ -486,9 +535,57 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr("hf_taskvec.tensors.InMemory.read", refuse)
-        merged = [combine(vectors, rule, **OPTIONS.get(rule, {})) for rule in ("ties", "dare", "breadcrumbs", "tsv")]
+        # Which rows `rows` keeps must be known at once, as its docstring tells.
+        merged = {
+            rule: combine(vectors, rule, **OPTIONS.get(rule, {}))
+            for rule in rules()
+            if rule not in ("rows", "interpolate")
+        }
+        with pytest.raises(AssertionError, match="a tensor was read"):
+            combine(vectors, "rows")
+    kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"][0].delta) for rule, vector in merged.items()}
+    assert {rule for rule, kind in kinds.items() if kind is Computed} == {"breadcrumbs", "dare", "magnitude", "ties"}
+    assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
+
+
+def test_rows_of_what_has_no_rows_of_its_own() -> None:
+    """The result of another rule, pruned: the kept rows in memory, in fp64."""
+    a, b = some_vectors(2)
+    ties = combine([a, b], "ties", density=0.5)
     name = "model.layers.0.mlp.fc1.weight"
-    assert [type(each[name][0].delta) for each in merged] == [Computed, Computed, Computed, LowRank]
+    dense = ties.dense(name, "float64")
+    kept = dense.norm(dim=1).topk(10).indices
+    expected = torch.zeros_like(dense)
+    expected[kept] = dense[kept]
+    assert torch.equal(combine([ties], "rows", fraction=0.25).dense(name, "float64"), expected)
+
+
+def test_computed_factors_do_not_outlive_their_vector() -> None:
+    """Neither they nor what they were computed from."""
+    vectors = some_adapters()
+    merged = combine(vectors, "tsv", rank=2)
+    merged.norm()
+    alive = [weakref.ref(source.tensor) for vector in vectors for source in vector.sources]  # type: ignore[attr-defined]
+    factor = weakref.ref(merged.sources[0].read())
+    assert all(each() is not None for each in (*alive, factor))
+    del vectors, merged
+    gc.collect()
+    assert not any(each() is not None for each in (*alive, factor))
+
+
+def test_the_last_computed_factors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is room for."""
+    made = []
+    monkeypatch.setattr("hf_taskvec.combine.spectral._orthonormal", lambda each: (made.append(1), each)[1])
+    first, second = combine(some_adapters(), "tsv", rank=2), combine(some_adapters(), "tsv", rank=1)
+    name = "model.layers.0.mlp.fc1.weight"
+    for vector in (first, first, second, first):
+        vector.dense(name)
+    assert len(made) == 2 * 2  # left and right, of each
+    monkeypatch.setattr("hf_taskvec.computed._KEPT", 1)
+    for vector in (second, second, first, second):
+        vector.dense(name)
+    assert len(made) == 2 * 2 + 2 * 2
 
 
 def test_vectors_may_change_different_parameters() -> None:
@@ -499,7 +596,10 @@ def test_vectors_may_change_different_parameters() -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Four models of 100 MB by TIES: the peak of anonymous memory does not follow their size."""
+    """Four models of 100 MB by TIES: the peak of anonymous memory does not follow their size.
+
+    glibc gives freed memory back at once here: otherwise it keeps tens of megabytes, more or fewer by chance.
+    """
     base = make(
         "llama",
         torch.bfloat16,
@@ -533,9 +633,11 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         "done.append(1); thread.join()\n"
         "print((peak[0] - before) / 1024)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     assert size > 90
-    assert float(result.stdout.splitlines()[-1]) < 60
+    assert float(result.stdout.splitlines()[-1]) < 30
 
 
 # Bad input.
@@ -545,6 +647,15 @@ def test_bad_input_is_refused_by_name(models: TinyModels) -> None:
     a, b, c = some_vectors()
     with pytest.raises(MissingNameError, match=r"no merging rule 'tise'. Did you mean 'ties'\?"):
         combine([a, b], "tise")
+    with pytest.raises(BadValueError, match=r"rule=\[0.5, 0.5\] must be the name.*Weights are given as weights="):
+        combine([a, b], [0.5, 0.5])  # type: ignore[arg-type]
+    for wrong in ("x", float("nan"), True):
+        with pytest.raises(BadValueError, match=f"outside={wrong!r} must be a finite number"):
+            combine([a, b], "layers", schedule=[1.0], outside=wrong)
+    with pytest.raises(BadValueError, match="rescale='no' must be True or False"):
+        combine([a, b], "dare", rescale="no")
+    with pytest.raises(BadValueError, match="seed='x' must be a whole number"):
+        combine([a, b], "dare", seed="x")
     with pytest.raises(BadValueError, match="at least 2 vectors, and there is 1"):
         combine([a], "ties")
     with pytest.raises(BadValueError, match="at least 1 vector, and there are 0"):
@@ -610,6 +721,14 @@ def test_vectors_of_different_tokenizers_are_refused(models: TinyModels, tmp_pat
     combine([vectors["a"], vectors["c"], pair.vector()])
     with pytest.raises(MismatchError, match="a and b come from models of different tokenizers"):
         combine([vectors["a"], vectors["b"]])
+    # SentencePiece's own file tells nothing of a list of tokens, but of another such file.
+    for name in ("d", "e"):
+        shutil.copytree(pair.tuned, tmp_path / name)
+        (tmp_path / name / "tokenizer.model").write_bytes(name.encode())
+        vectors[name] = TaskVector.from_finetuned(pair.base, tmp_path / name)
+    combine([vectors["a"], vectors["d"]])
+    with pytest.raises(MismatchError, match="d and e come from models of different tokenizers"):
+        combine([vectors["a"], vectors["d"], vectors["e"]])
 
 
 def test_what_is_not_finite_is_refused_by_name() -> None:

@@ -1,7 +1,8 @@
 """Merging rules against mergekit 0.1.5's own code, on the same fp32 tensors: it computes in fp64, we round once to fp32.
 
-mergekit needs other versions than this project, so it runs in an environment of its own. Its Python is named by the
-variable `MERGEKIT_PYTHON`; without it these tests are skipped. What is different on purpose:
+mergekit needs other versions than this project, so it runs in an environment of its own: `.venv-mergekit`, which
+`make test-mergekit` makes, or that of the Python which the variable `MERGEKIT_PYTHON` names. Without one these tests are
+skipped. What is different on purpose:
 
 - mergekit divides TIES by the sum of the weights that agree, signs and all, so that a vector of weight −1 is *added*.
   Ours divides by magnitudes (`normalize="weight"`), which is the same for positive weights.
@@ -23,8 +24,9 @@ from safetensors.torch import load_file, save_file
 
 from hf_taskvec import TaskVector, combine
 
-PYTHON = os.environ.get("MERGEKIT_PYTHON", "")
-pytestmark = pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MERGEKIT_PYTHON names no Python with mergekit")
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = os.environ.get("MERGEKIT_PYTHON") or str(ROOT / ".venv-mergekit" / "bin" / "python")
+pytestmark = pytest.mark.skipif(not Path(PYTHON).is_file(), reason="there is no mergekit: run `make test-mergekit`")
 
 SHAPE = (1100, 512)  # more than one tile
 WEIGHTS = [0.75, 0.5, 1.75]  # exact in fp32, to which mergekit rounds them for `linear`

@@ -15,14 +15,16 @@ import torch
 from launched_rounds import FULL, LORA, MERGES, NAMES, make_blocks, make_tasks
 from safetensors.torch import load_file
 from tiny import TinyModels, tensors
+from transformers import AutoConfig
 
 from hf_taskvec import TaskVector, TaskVectorError, combine
-from hf_taskvec.combine.search import search_scale
+from hf_taskvec.combine import search_scale
+from hf_taskvec.combine.combining import combine_parameter
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingNameError, OutputError
 from hf_taskvec.multitask import Merge, Task, Trace, run_rounds
-from hf_taskvec.multitask.rounds import STATE, TRACE
+from hf_taskvec.multitask.rounds import STATE, TRACE, check_rounds_memory
 from hf_taskvec.multitask.worker import Worker
-from hf_taskvec.training import TrainingSettings
+from hf_taskvec.training import TrainingSettings, estimate_memory
 
 HERE = Path(__file__).resolve().parent
 
@@ -114,6 +116,63 @@ def test_lora_goes_on_from_the_average(base: Path, tmp_path: Path) -> None:
         assert torch.allclose(2.0 * b @ a, mean.dense(name), atol=1e-6), name  # alpha / rank is 2
 
 
+@pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "merge", [Merge("layers", 1.0, {"schedule": [0.0, 1.0]}), Merge("rows", 0.5, {"fraction": 0.25})]
+)
+def test_rules_see_what_they_would_see_of_whole_vectors(
+    merge: Merge, settings: TrainingSettings, models: TinyModels, tmp_path: Path
+) -> None:
+    """How many layers there are, and which matrices are an MLP's, though a round merges one parameter at a time."""
+    base = models.pair("phi", num_hidden_layers=3).base
+    run(base, tmp_path / "out", replace(settings, rank=16), rounds=1, merge=merge)
+    expected = merge.scale * combine(task_vectors(tmp_path / "out"), merge.rule, **merge.options)
+    weights, start = shared_weights(tmp_path / "out"), tensors(base)
+    names = [name for name in start if ".layers." in name and name.endswith("fc1.weight")]
+    assert len(names) == 3
+    for name in names:
+        if settings is FULL:
+            found = weights[name].double() - start[name].read().double()
+        else:
+            a, b = (
+                weights[f"base_model.model.{name.removesuffix('weight')}lora_{side}.default.weight"] for side in "AB"
+            )
+            found = 2.0 * b.double() @ a.double()
+        wanted = expected.dense(name, "float64") if name in expected else torch.zeros_like(found)
+        assert torch.allclose(found, wanted, atol=1e-6), name
+    assert 0 < expected.norm(names[1]) < combine(task_vectors(tmp_path / "out")).norm(names[1])
+
+
+def test_random_rules_draw_anew_in_each_round(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def record(*given: Any, seed: int, **options: Any) -> Any:
+        seeds.append(seed)
+        return combine_parameter(*given, seed=seed, **options)
+
+    monkeypatch.setattr("hf_taskvec.multitask.rounds.combine_parameter", record)
+    merge = Merge("dare", 1.0, {"density": 0.5})
+    run(base, tmp_path / "one", rounds=2, merge=merge)
+    assert len(set(seeds)) == 2
+    run(base, tmp_path / "again", rounds=2, merge=merge)
+    assert len(set(seeds)) == 2
+    run(base, tmp_path / "other", replace(FULL, seed=1), rounds=2, merge=merge)
+    assert len(set(seeds)) == 4
+    run(base, tmp_path / "third", rounds=1, merge=replace(merge, options={"seed": 1}))
+    assert len(set(seeds)) == 5
+
+
+def test_the_weights_of_all_own_tasks_count_as_memory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.from_pretrained(base)
+    training = estimate_memory(config, FULL, 16)
+    for tasks in (2, 50):
+        free = training.total + (1 + tasks) * training.gradients
+        monkeypatch.setattr("hf_taskvec.training.memory.free_memory", lambda _, free=free: free)
+        check_rounds_memory(config, FULL, 16, tasks)
+        with pytest.raises(TaskVectorError, match="too little memory"):
+            check_rounds_memory(config, FULL, 16, tasks + 1)
+
+
 # Resuming.
 
 
@@ -152,10 +211,21 @@ def test_an_interrupted_run_continues_after_its_last_round(
         assert run(base, tmp_path / "whole", settings) == whole
 
 
+def test_a_run_that_was_stopped_between_its_files_is_made_whole(base: Path, tmp_path: Path) -> None:
+    trace = run(base, tmp_path / "out", rounds=2)
+    before = files(tmp_path / "out")
+    Trace(trace.tasks, trace.rounds[:1]).save(tmp_path / "out" / TRACE)
+    assert run(base, tmp_path / "out", rounds=2) == trace
+    assert files(tmp_path / "out") == before
+
+
 def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) -> None:
     run(base, tmp_path / "out", rounds=1)
     with pytest.raises(OutputError, match="rounds of another base, other tasks or other settings"):
         run(base, tmp_path / "out", replace(FULL, seed=1), rounds=1)
+    renamed = [Task(f"{task.name}2", task.blocks) for task in make_tasks()]
+    with pytest.raises(OutputError, match="other tasks"):
+        run_rounds(base, renamed, FULL, tmp_path / "out", rounds=1, steps_per_round=2)
     (tmp_path / "out" / STATE).write_bytes(b"damaged")
     with pytest.raises(CorruptFileError, match=r"rounds\.safetensors in out is damaged"):
         run(base, tmp_path / "out", rounds=1)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +24,7 @@ from hf_taskvec.experiment.options import parse, read_config
 from hf_taskvec.multitask.config import MultitaskConfig
 from hf_taskvec.multitask.results import Results
 from hf_taskvec.multitask.scores import accuracy, held_out
+from hf_taskvec.multitask.trace import pairs
 from hf_taskvec.multitask.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +78,14 @@ def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: Results) -
     assert (once.rounds, once.steps_per_round, often.rounds, often.steps_per_round) == (1, 40, 4, 10)
     assert often.gap(often.merged[0]) < 0.5 * once.gap(once.merged[0])
     assert often.task_cosine > once.task_cosine and often.task_cosine > 0.9
+    # The updates of a round part ways while the vectors align. (This small model still learns how to write at all, which
+    # all tasks share: their cosines are near 0 for a base that can.)
+    updates, vectors = (
+        [fmean(pairs(matrix)) for matrix in matrices]
+        for matrices in zip(*((each.update_cosines, each.task_cosines) for each in often.trace.rounds), strict=True)
+    )
+    assert updates[-1] < updates[0] and all(d < t for d, t in zip(updates[1:], vectors[1:], strict=True))
+    assert vectors == sorted(vectors)
     assert fmean(once.single) > fmean(results.base)
 
 
@@ -168,6 +180,42 @@ def test_own_books(main: Callable[[list[str]], Results], results: Results, folde
     assert not (folder / "none").exists()
 
 
+def launch(folders: Path, *arguments: str) -> None:
+    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    command = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    script = [str(ROOT / "tests" / "launched_multitask.py"), str(folders), *arguments]
+    done = subprocess.run([sys.executable, *command, *script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+    """The same results as one process with both; what is wrong with one process's book, both refuse."""
+    base = str(next((folder / "cache").glob("base-*")))
+    texts = [book.text for book in library(3, words=900, general_words=300, unrelated=2).unrelated]
+    folders = folder / "ranks"
+    for rank, text in enumerate(texts):
+        (folders / f"rank-{rank}").mkdir(parents=True)
+        (folders / f"rank-{rank}" / f"book{rank}.txt").write_text(text)
+        (folders / f"rank-{rank}" / f"same{rank}.txt").write_text(texts[0])
+        (folders / f"rank-{rank}" / f"short{rank}.txt").write_text(text if rank == 0 else text[:400])
+    shared = ["--rounds", "2", "--base-model", base]
+
+    def split(name: str) -> list[str]:
+        return flags(folder / "two", *shared, "--books", f"{name}0.txt", f"{name}1.txt", tasks=None)
+
+    launch(folders, *split("book"))
+    assert not list(folders.glob("refused-*"))
+    books = [str(folders / f"rank-{rank}" / f"book{rank}.txt") for rank in (0, 1)]
+    one = main(flags(folder / "one", *shared, "--books", *books, tasks=None))
+    assert (folder / "two" / "results.json").read_text() == one.to_json()
+    for name, message in (("same", "same0 and same1 are the same text, or mostly"), ("short", "short1")):
+        launch(folders, *split(name))
+        refusals = [(folders / f"refused-{rank}.txt").read_text() for rank in (0, 1)]
+        assert all(message in text for text in refusals), refusals
+
+
 # Settings.
 
 
@@ -204,12 +252,29 @@ def test_every_setting_is_explained_and_every_config_loads(capsys: pytest.Captur
         (["--words", "-5"], "words=-5 must be at least 200"),
         (["--hidden-size", "0"], "hidden_size=0 must be at least 4"),
         (["--books", "one.txt"], "brings its own books"),
+        (["--rule-options", "gamma"], "not of the form name=value"),
+        (["--rule-options", "densty=0.5"], r"no rule of this run has an option 'densty'. Did you mean 'density'\?"),
+        (["--rule-options", "tise.density=0.5"], r"'tise' is no rule of this run. Did you mean 'ties'\?"),
+        (["--rule-options", "ties.density=2"], "above 0 and at most 1"),
+        (["--final", "layers"], "needs schedule="),
         (["--base-model", "gpt2", "--books", "one.txt"], "at least two books"),
     ],
 )
 def test_bad_settings_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(TaskVectorError, match=message):
         config(*arguments)
+
+
+def test_every_rule_gets_the_options_that_it_has() -> None:
+    given = "schedule=[0.5, 1]", "density=0.4", "ties.density=0.3", "normalize=weight", "gamma=0.02", "rank=3"
+    found = config("--merge", "layers", "--final", "ties", "breadcrumbs", "dare", "tsv", "--rule-options", *given)
+    assert found.ends_round.options == {"schedule": [0.5, 1]}
+    assert found.options("ties") == {"density": 0.3, "normalize": "weight"}
+    assert found.options("breadcrumbs") == {"density": 0.4, "gamma": 0.02}
+    assert found.options("tsv") == {"rank": 3}
+    assert found.options("dare") == {"density": 0.4, "seed": 0}
+    assert config("--seed", "5").options("dare") == {"density": 0.2, "seed": 5}
+    assert config().options("mean") == {}
 
 
 # Scores.

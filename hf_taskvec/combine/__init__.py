@@ -18,8 +18,9 @@ import hf_taskvec.combine.sparse
 import hf_taskvec.combine.spectral  # noqa: F401 (each of the three registers its rules)
 from hf_taskvec.combine.combining import combine
 from hf_taskvec.combine.registry import Change, Parameter, Rule, rule, rules
+from hf_taskvec.combine.search import ScaleSearch, search_scale
 
-__all__ = ["Change", "Parameter", "Rule", "combine", "rule", "rules"]
+__all__ = ["Change", "Parameter", "Rule", "ScaleSearch", "combine", "rule", "rules", "search_scale"]
 
 
 class _Callable(ModuleType):

@@ -2,10 +2,12 @@
 
 import numbers
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hf_taskvec.combine.registry import Change, Parameter, find_rule
+from hf_taskvec.arithmetic import Term
+from hf_taskvec.combine.registry import Change, Parameter, Rule, find_rule
 from hf_taskvec.errors import BadValueError, MismatchError, some
 from hf_taskvec.names import layer_of
 from hf_taskvec.provenance import Provenance
@@ -27,7 +29,7 @@ def combine(
 
     Linear rules give expressions, in which factors stay factors. The result of any other rule is computed when it is
     used, from tiles of the vectors: no model and no whole parameter is held, except for spectral rules on dense
-    matrices, which hold one parameter.
+    matrices, which hold one parameter. Only `rows` reads the vectors at once, to know which rows it keeps.
 
     >>> import torch
     >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -3.0, 0.1])}, name="a")
@@ -44,9 +46,10 @@ def combine(
     scales = _check_weights(weights, len(vectors))
     if found.linear:
         parts = zip(found.function(scales, **options), vectors, strict=True)
-        return sum((coefficient * vector for coefficient, vector in parts), start=TaskVector({}))
+        total = sum((coefficient * vector for coefficient, vector in parts), start=TaskVector({}))
+        return TaskVector(total, _by_rule(total.provenance, found))
     labels = _labels(vectors)
-    layers = [layer for vector in vectors for name in vector if (layer := layer_of(name)) is not None]
+    layers = layer_count(name for vector in vectors for name in vector)
     terms = {}
     for name in dict.fromkeys(name for vector in vectors for name in vector):
         changes = tuple(
@@ -55,19 +58,66 @@ def combine(
             if name in vector and scale != 0.0
         )
         if changes:
-            key = f"{found.name} {sorted(options.items())!r} of {len(vectors)}"
-            parameter = Parameter(name, changes, len(vectors), max(layers, default=-1) + 1, key)
+            parameter = Parameter(name, changes, len(vectors), layers, _key(found, options, len(vectors)))
             terms[name] = tuple(found.function(parameter, **options))
-    weighted = [vector.provenance.scaled(scale) for vector, scale in zip(vectors, scales, strict=True)]
-    return TaskVector(terms, Provenance.combined(weighted, found.name, found.paper, **options))
+    weighted = None if set(scales) == {1.0} else scales
+    origin = Provenance.combined([v.provenance for v in vectors], found.name, found.paper, weights=weighted, **options)
+    return TaskVector(terms, origin)
+
+
+def combine_parameter(
+    name: str, changes: Sequence[tuple[Term, ...]], labels: Sequence[str], layers: int, rule: str, **options: Any
+) -> tuple[Term, ...]:
+    """What `combine` makes of one parameter, at weights of 1: for whoever holds no more than that at a time.
+
+    Args:
+        name: of the parameter.
+        changes: of each vector.
+        labels: what `combine` takes from the vectors' expressions.
+        layers: how many layers the model has.
+        rule: one of `rules()`, with its options.
+    """
+    found, count = find_rule(rule), len(changes)
+    given = tuple(Change(n, label, 1.0, c) for n, (label, c) in enumerate(zip(labels, changes, strict=True)) if c)
+    if not given:
+        return ()
+    parameter = Parameter(name, given, count, layers, _key(found, options, count))
+    if not found.linear:
+        return tuple(found.function(parameter, **options))
+    coefficients = list(found.function([1.0] * count, **options))
+    return tuple(parameter.sum([coefficients[change.index] for change in given]))
+
+
+def layer_count(names: Iterable[str]) -> int:
+    """How many layers parameters of these names reach, counted from the first.
+
+    >>> layer_count(["model.embed_tokens.weight", "model.layers.3.mlp.fc1.bias"])
+    4
+    """
+    return max((layer + 1 for name in names if (layer := layer_of(name)) is not None), default=0)
+
+
+def _key(rule: Rule, options: Mapping[str, Any], vectors: int) -> str:
+    return f"{rule.name} {sorted(options.items())!r} of {vectors}"
+
+
+def _by_rule(provenance: Provenance, rule: Rule) -> Provenance:
+    """The provenance with the rule's paper, which an expression does not tell."""
+    papers = [(rule.name, rule.paper)] if rule.paper else []
+    return replace(provenance, rules=tuple(dict.fromkeys([*provenance.rules, *papers])))
 
 
 def _labels(vectors: Sequence[TaskVector]) -> list[str]:
-    """The vectors' expressions, with a number where several have the same one."""
+    """The vectors' expressions as they stand in that of the merged vector, with a number where several are the same.
+
+    So the merged vector's expression, evaluated again, gives them the same labels.
+    """
     counts: Counter[str] = Counter()
     labels = []
+    beside = Provenance()
     for vector in vectors:
-        text = vector.expression
+        beside = replace(beside, weights=()).plus(vector.provenance)
+        text = beside.expression
         counts[text] += 1
         labels.append(text if counts[text] == 1 else f"{text} #{counts[text]}")
     return labels
@@ -124,14 +174,16 @@ def _check_models(vectors: Sequence[TaskVector]) -> None:
             "The same token numbers stand for other text there; only vectors of one tokenizer can be combined.",
         ),
     ):
-        known: dict[str, str] = {}
+        known: dict[str, tuple[str, str]] = {}
         for vector in vectors:
             for origin in vector.provenance.origins:
                 for model in (origin.base, origin.tuned):
-                    if model is not None and (value := vars(model)[what]):
-                        known.setdefault(value, vector.expression)
-        if len(known) > 1:
-            (one, first), (other, second) = list(known.items())[:2]
-            raise MismatchError(
-                f"{first} and {second} come from models of different {what}s ({one}, {other}). {consequence}"
-            )
+                    if model is None or not (value := vars(model)[what]):
+                        continue
+                    # Digests of different kinds of files, as `kind:digest`, tell nothing of each other.
+                    other, expression = known.setdefault(value.rpartition(":")[0], (value, vector.expression))
+                    if other != value:
+                        raise MismatchError(
+                            f"{expression} and {vector.expression} come from models of different {what}s ({other}, "
+                            f"{value}). {consequence}"
+                        )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_taskvec.arithmetic import Term
-from hf_taskvec.combine.registry import Parameter, rule
+from hf_taskvec.combine.registry import Parameter, finite, rule
 from hf_taskvec.errors import BadValueError
 
 
@@ -54,9 +54,9 @@ def layers(
     `[0, 1]` rises from nothing in the first layer to everything in the last. One schedule for all vectors, or a list of
     one for each. `outside` scales what is in no layer: embeddings, the last norm, the head.
     """
-    rows = _rows(schedule, parameter.vectors)
+    rows, others = _rows(schedule, parameter.vectors), finite("outside", outside)
     place = 0.0 if parameter.layers < 2 or parameter.layer is None else parameter.layer / (parameter.layers - 1)
-    factors = [outside if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
+    factors = [others if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
     return parameter.sum([c.weight * factor for c, factor in zip(parameter.changes, factors, strict=True)])
 
 

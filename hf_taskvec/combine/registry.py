@@ -1,10 +1,11 @@
 """What a merging rule is, and the list of them.
 
 A rule is a function over the changes of *one* parameter, found by its name. It gives the terms of the merged change,
-and computes nothing yet: sums are expressions, and what is not a sum is a `Computed` change or computed factors.
+and best computes nothing yet: sums are expressions, and what is not a sum is a `Computed` change or computed factors.
 """
 
 import inspect
+import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,10 +193,21 @@ def rules() -> dict[str, Rule]:
 
 def find_rule(name: str) -> Rule:
     """The rule of a name."""
+    if not isinstance(name, str):
+        raise BadValueError(
+            f"rule={name!r} must be the name of a merging rule: {', '.join(rules())}. Weights are given as weights=[...]."
+        )
     if name not in _RULES:
         hint = did_you_mean(str(name), _RULES)
         raise MissingNameError(f"no merging rule {name!r}.{hint} There are {', '.join(rules())}.")
     return _RULES[name]
+
+
+def finite(name: str, value: Any) -> float:
+    """A checked number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise BadValueError(f"{name}={value!r} must be a finite number.")
+    return float(value)
 
 
 def share(name: str, value: Any) -> float:

@@ -1,10 +1,12 @@
 """Sparse rules: each vector keeps some of its elements, and what is kept is merged.
 
-A share of elements is counted in each parameter by itself, as the papers and mergekit do. Elements of equal magnitude
-are kept or left out together: 16-bit weights have many of them, and no order among them would mean anything.
+A share of elements is counted in each parameter by itself, as breadcrumbs' paper and mergekit do. (TIES' own code counts
+it over all of a model at once, so that some layers keep more than others.) Elements of equal magnitude are kept or left
+out together: 16-bit weights have many of them, and no order among them would mean anything.
 """
 
 import hashlib
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +43,10 @@ def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
     """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
 
     Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
+
+    Which rows these are is found out at once, so `combine` reads the MLPs of all vectors, a parameter at a time; their
+    numbers are read when they are used, and stay exact. Only of what has no rows of its own to read (DoRA, the result of
+    another rule) the kept rows are held in memory.
     """
     kept = share("fraction", fraction)
     if not MLP.search(parameter.name) or len(parameter.shape) != 2:
@@ -97,18 +103,23 @@ def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale:
     seed, the vector's expression and the parameter's name: not on the order of the vectors, nor on threads or
     processes.
     """
+    if not isinstance(rescale, bool):
+        raise BadValueError(f"rescale={rescale!r} must be True or False.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadValueError(f"seed={seed!r} must be a whole number.")
     densities = shares("density", density, parameter.vectors)
     steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
     if min(steps) == 65536:
         return parameter.sum()
     parts = list(zip(parameter.changes, steps, strict=True))
     weights = [change.weight * (65536 / step if rescale else 1.0) for change, step in parts]
-    keys = [f"{seed!r}|{change.label}|{parameter.name}" for change in parameter.changes]
+    keys = [f"{int(seed)}|{change.label}|{parameter.name}" for change in parameter.changes]
 
     def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
-        result = torch.zeros_like(tiles[0])
+        result, *others = tiles
         with borrowed(1, tuple(result.shape), result.dtype) as (mask,):
-            for tile, weight, key, step in zip(tiles, weights, keys, steps, strict=True):
+            result.mul_(random_mask(f"{keys[0]}|{start}", steps[0], mask)).mul_(weights[0])
+            for tile, weight, key, step in zip(others, weights[1:], keys[1:], steps[1:], strict=True):
                 result.addcmul_(tile, random_mask(f"{key}|{start}", step, mask), value=weight)
         return result
 
@@ -116,12 +127,21 @@ def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale:
 
 
 def random_mask(key: str, step: int, out: torch.Tensor) -> torch.Tensor:
-    """Random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere."""
-    count = out.numel()
+    """Random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere.
+
+    Drawing is what costs: sixteen bits for each number, or one where half of them are ones.
+    """
+    count, flat = out.numel(), out.view(-1)
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
-    draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, size=-(-count // 4), dtype=np.uint64)
-    numbers = torch.from_numpy(draws.astype("<u8", copy=False).view("<i2"))[:count]
-    return out.view(-1).copy_(numbers).lt_(step - 32768).view(out.shape)  # floats multiply much faster than booleans
+    bits = 1 if step == 32768 else 16
+    draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, -(-count * bits // 64), dtype=np.uint64)
+    draws = draws.astype("<u8", copy=False)
+    # As floats, which multiply much faster than booleans.
+    if bits == 1:
+        flat.copy_(torch.from_numpy(np.unpackbits(draws.view(np.uint8), count=count, bitorder="little")))
+    else:
+        flat.copy_(torch.from_numpy(draws.view("<i2"))[:count]).lt_(step - 32768)
+    return out
 
 
 _NORMALISATIONS = ("count", "weight", "none")
@@ -148,9 +168,9 @@ def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count
 
     def merge(tiles: list[torch.Tensor], cuts: list[float], start: int) -> torch.Tensor:
         # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
-        positive = torch.zeros_like(tiles[0])
-        with borrowed(4, tuple(positive.shape), positive.dtype) as (negative, every, balance, spare):
-            for tensor in (negative, every, balance):
+        result = tiles[0]
+        with borrowed(5, tuple(result.shape), result.dtype) as (positive, negative, every, balance, spare):
+            for tensor in (positive, negative, every, balance):
                 tensor.zero_()
             for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
                 tile = _at_least(tile, cut)
@@ -168,7 +188,7 @@ def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count
                 every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES)
             merged = positive.mul_(torch.clamp_min(elected, 0.0, out=balance))
             merged.sub_(negative.mul_(elected.clamp_max_(0.0)))
-            return merged if parts is None else merged.div_(every)
+            return result.copy_(merged) if parts is None else torch.div(merged, every, out=result)
 
     return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
 
@@ -199,8 +219,8 @@ def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torc
     weights = [change.weight for change in parameter.changes]
 
     def merge(tiles: list[torch.Tensor], statistics: list[Any], start: int) -> torch.Tensor:
-        result = torch.zeros_like(tiles[0])
-        for tile, statistic, weight in zip(tiles, statistics, weights, strict=True):
+        result = keep(tiles[0], statistics[0]).mul_(weights[0])
+        for tile, statistic, weight in zip(tiles[1:], statistics[1:], weights[1:], strict=True):
             result.add_(keep(tile, statistic), alpha=weight)
         return result
 

@@ -1,5 +1,6 @@
 """The settings of the multi-task experiment: one dataclass, every field explained."""
 
+import ast
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hf_taskvec.combine import combine, rules
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.experiment.common import CommonConfig
 from hf_taskvec.experiment.options import option
 from hf_taskvec.multitask.rounds import Merge
@@ -18,6 +19,31 @@ from hf_taskvec.vector import TaskVector
 # λ is searched between these: the MIMA paper's grids.
 BOUNDS = {"sum": (0.0, 1.0), "ties": (0.8, 1.8)}
 _OTHERS = (0.0, 2.0)
+
+
+@dataclass(frozen=True)
+class RuleOption:
+    """An option for one rule, or for every one that has it (`rule` is empty then)."""
+
+    rule: str
+    name: str
+    value: Any
+
+
+def parse_option(text: str) -> RuleOption:
+    """An option as it is written on the command line.
+
+    >>> parse_option("ties.density=0.3"), parse_option("normalize=weight")
+    (RuleOption(rule='ties', name='density', value=0.3), RuleOption(rule='', name='normalize', value='weight'))
+    """
+    key, sign, value = text.partition("=")
+    rule, _, name = key.strip().rpartition(".")
+    if not sign or not name:
+        raise BadValueError(f"rule_options: {text!r} is not of the form name=value or rule.name=value.")
+    try:
+        return RuleOption(rule, name, ast.literal_eval(value.strip()))
+    except (ValueError, SyntaxError):
+        return RuleOption(rule, name, value.strip())  # a word
 
 
 @dataclass(frozen=True)
@@ -46,6 +72,11 @@ class MultitaskConfig(CommonConfig):
         "The rules that merge the task models at the end. λ of `mean` is 1, that of the others is searched.",
     )
     density: float = option(0.2, "The share of elements that `ties`, `magnitude`, `breadcrumbs` and `dare` keep.")
+    rule_options: list[str] | None = option(
+        None,
+        "Other options of the rules, as name=value for each rule that has it or rule.name=value for one: gamma=0.02 "
+        "ties.density=0.3 schedule=[0,1]. They win over --density. `dare` draws by --seed.",
+    )
     search: Literal["grid", "bounded"] = option("grid", "How λ is searched on the validation text.")
     evaluations: int = option(21, "How often a merged model may be evaluated to find its λ.")
 
@@ -79,11 +110,27 @@ class MultitaskConfig(CommonConfig):
             raise UnsupportedError(
                 "--search bounded needs scipy: pip install 'hf-taskvec[search]', or use --search grid."
             )
+        self._check_rule_options()
         count = self.tasks if self.embedded else len(self.books or ())
         trial = [TaskVector.from_tensors({"w": torch.eye(2)}, name=f"v{number}") for number in range(count)]
         for rule in {self.merge, *self.final}:
             combine(trial, rule, **self.options(rule))
         _ = self.training
+
+    def _check_rule_options(self) -> None:
+        """Refuse an option that no rule of this run has."""
+        used = {name: found for name, found in rules().items() if name in (self.merge, *self.final)}
+        for each in map(parse_option, self.rule_options or ()):
+            if each.rule and each.rule not in used:
+                hint = did_you_mean(each.rule, used)
+                raise MissingNameError(f"rule_options: {each.rule!r} is no rule of this run.{hint}")
+            known = {n: None for name, found in used.items() if each.rule in ("", name) for n in found.options}
+            if each.name not in known:
+                takes = f"They take {', '.join(known)}." if known else "They take no options."
+                raise MissingNameError(
+                    f"rule_options: no rule of this run has an option {each.name!r}.{did_you_mean(each.name, known)} "
+                    f"{takes}"
+                )
 
     @property
     def steps(self) -> int:
@@ -100,8 +147,12 @@ class MultitaskConfig(CommonConfig):
 
     def options(self, rule: str) -> dict[str, Any]:
         """What this rule is given."""
-        known = rules().get(rule)
-        return {"density": self.density} if known is not None and "density" in known.options else {}
+        known = rules()[rule].options if rule in rules() else {}
+        shared = {"density": self.density, "seed": self.seed}
+        # Those for one rule win over those for all.
+        given = sorted((parse_option(each) for each in self.rule_options or ()), key=lambda each: each.rule != "")
+        mine = {each.name: each.value for each in given if each.rule in ("", rule)}
+        return {name: value for name, value in {**shared, **mine}.items() if name in known}
 
     def bounds(self, rule: str) -> tuple[float, float] | None:
         """Where λ of a rule is searched; None where it is 1."""

@@ -4,7 +4,7 @@ Merging means adding a combination of the round's updates δ_t = θ_t − θ̄ t
 
 - MIMA: their mean, which makes θ̄ the average of the task models (eq. 4 of the MIMA paper); one round is plain averaging.
 - ATM: their sum, times a factor (https://arxiv.org/abs/2411.03055).
-- Any other rule of `combine`.
+- Any other rule of `combine`. One that draws at random draws anew in each round.
 
 Tasks are spread over processes: task i belongs to process i modulo their number, which alone needs its data.
 """
@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hf_taskvec import measure
+from hf_taskvec.arithmetic import Term
 from hf_taskvec.combine import combine
+from hf_taskvec.combine.combining import combine_parameter, layer_count
+from hf_taskvec.combine.registry import find_rule
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.evaluation.fingerprint import model_fingerprint
 from hf_taskvec.evaluation.runner import processes
@@ -31,7 +34,7 @@ from hf_taskvec.multitask.exchange import gather_by_task, is_mine, meet, same_ev
 from hf_taskvec.multitask.trace import RoundTrace, Trace, cosines
 from hf_taskvec.multitask.worker import Weights, Worker
 from hf_taskvec.training.blocks import Blocks, mix, read_blocks
-from hf_taskvec.training.memory import check_memory, estimate_memory
+from hf_taskvec.training.memory import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.models import open_base
 from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.settings import TrainingSettings
@@ -113,11 +116,13 @@ def run_rounds(
     owned = [number for number in range(len(tasks)) if is_mine(number)]
     blocks = together(accelerator, lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
     precision = resolve_precision(settings, accelerator)
-    check_rounds_memory(source.config, settings, max((each.length for each in blocks.values()), default=2))
+    longest = max((each.length for each in blocks.values()), default=2)
+    together(accelerator, lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
     worker = Worker(source, settings, precision)
     data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
         model_fingerprint(worker.model),
+        [task.name for task in tasks],
         data,
         asdict(settings),
         precision,
@@ -131,10 +136,12 @@ def run_rounds(
     if overwrite:
         together(accelerator, partial(_forget, folder), main_only=True)
     center, trace = together(accelerator, lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
+    if trace.rounds:  # a run that was stopped between its two files has but the first of them
+        together(accelerator, partial(trace.save, folder / TRACE), main_only=True)
     for number in range(len(trace.rounds), rounds):
         # A task that fails in one process fails in all: none waits for its weights.
         tuned, losses = together(accelerator, partial(run.tune, center, number, folder, base)) or ({}, {})
-        center, found = run.merge_updates(center, tuned)
+        center, found = run.merge_updates(center, tuned, number)
         means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
         trace = Trace(trace.tasks, (*trace.rounds, done))
@@ -144,13 +151,20 @@ def run_rounds(
     return trace
 
 
-def check_rounds_memory(config: Any, settings: TrainingSettings, block_length: int) -> None:
-    """Refuse rounds that do not fit into memory, by an estimate."""
+def check_rounds_memory(config: Any, settings: TrainingSettings, block_length: int, tasks: int) -> None:
+    """Refuse rounds of so many tasks that do not fit into memory, by an estimate."""
     accelerator = make_accelerator()
+    count, device = accelerator.num_processes, accelerator.device
     precision = resolve_precision(settings, accelerator)
-    estimate = estimate_memory(config, settings, block_length, precision=precision)
-    on_cpu = accelerator.device.type == "cpu"
-    check_memory(estimate, accelerator.device, sharing=accelerator.num_processes if on_cpu else 1)
+    training = estimate_memory(config, settings, block_length, precision=precision)
+    # Beside the training of its last task a process holds θ_0, the shared weights and those of its other tasks, on the
+    # CPU. (When they are merged there is one more, but no longer an optimiser.) A copy is as large as the gradients.
+    held = MemoryEstimate((1 + -(-tasks // count)) * training.gradients, 0, 0, 0)
+    if device.type == "cpu":
+        check_memory(replace(training, weights=training.weights + held.weights), device, sharing=count)
+    else:
+        check_memory(training, device)
+        check_memory(held, torch.device("cpu"), sharing=count)
 
 
 def _read(task: Task, vocabulary: int, context: int | None) -> Blocks:
@@ -204,7 +218,16 @@ class _Run:
                 worker.vector(base, name).save(folder / TASKS / name, overwrite=True)
         return tuned, losses
 
-    def merge_updates(self, center: Weights, tuned: Mapping[int, Weights]) -> tuple[Weights, dict[str, Any]]:
+    def options(self, number: int) -> dict[str, Any]:
+        """The rule's options in a round: a rule that draws at random gets a seed of the run and the round."""
+        given = dict(self.merge.options)
+        if "seed" in find_rule(self.merge.rule).options:
+            given["seed"] = mix(self.worker.settings.seed, number, int(given.get("seed", 0)))
+        return given
+
+    def merge_updates(
+        self, center: Weights, tuned: Mapping[int, Weights], number: int
+    ) -> tuple[Weights, dict[str, Any]]:
         """The shared weights after a round, and the geometry of what was merged: one unit after the other.
 
         No more than one unit of all tasks is held beside the weights of the process's own tasks.
@@ -213,19 +236,19 @@ class _Run:
         after: Weights = {}
         task_gram, update_gram = (torch.zeros(count, count, dtype=torch.float64) for _ in range(2))
         lost = whole = 0.0
+        labels = [task.name for task in self.tasks]
+        layers, options = layer_count(worker.units), self.options(number)
         for unit, names in worker.units.items():
             rows = [meet({task: weights[n] for task, weights in tuned.items()}, count, center[n]) for n in names]
             start, before = (tuple(weights[name] for name in names) for weights in (worker.start, center))
             each = [tuple(stacked[task] for stacked in rows) for task in range(count)]
-            task_vectors, updates = (
-                [TaskVector({unit: worker.change(unit, weights, since)}) for weights in each]
-                for since in (start, before)
+            changes, updates = (
+                [_folded(unit, worker.change(unit, weights, since)) for weights in each] for since in (start, before)
             )
-            task_gram += measure.gram(unit, [vector.get(unit, ()) for vector in task_vectors])
-            update_gram += measure.gram(unit, [vector.get(unit, ()) for vector in updates])
-            named = [v.named(task.name) for v, task in zip(updates, self.tasks, strict=True)]
-            merged = combine(named, self.merge.rule, **self.merge.options) * self.merge.scale
-            moved, discarded, size = worker.moved(unit, before, merged.get(unit, ()))
+            task_gram += measure.gram(unit, changes)
+            update_gram += measure.gram(unit, updates)
+            merged = combine_parameter(unit, updates, labels, layers, self.merge.rule, **options)
+            moved, discarded, size = worker.moved(unit, before, _folded(unit, merged, self.merge.scale))
             after.update(zip(names, moved, strict=True))
             lost, whole = lost + discarded, whole + size
         task_cosines, task_norms = cosines(task_gram)
@@ -237,6 +260,11 @@ class _Run:
             "update_norms": update_norms,
             "discarded": lost / whole if whole else 0.0,
         }
+
+
+def _folded(unit: str, terms: tuple[Term, ...], scale: float = 1.0) -> tuple[Term, ...]:
+    """The terms times a number, like ones added up."""
+    return (TaskVector({unit: terms}) * scale).get(unit, ())
 
 
 # Keeping what is done.

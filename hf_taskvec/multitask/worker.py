@@ -76,7 +76,8 @@ class Worker:
             return {name: (name,) for name in self._trained}
         ends = (".lora_A.default.weight", ".lora_B.default.weight")
         prefixes = [name.removesuffix(ends[0]) for name in self._trained if name.endswith(ends[0])]
-        units: dict[str, tuple[str, ...]] = {prefix: (prefix + ends[0], prefix + ends[1]) for prefix in prefixes}
+        # Called as the weights that they change: rules may tell an MLP's by its name.
+        units: dict[str, tuple[str, ...]] = {f"{each}.weight": (each + ends[0], each + ends[1]) for each in prefixes}
         others = self._trained.keys() - {name for pair in units.values() for name in pair}
         if others:
             raise UnsupportedError(f"rounds of LoRA average factors of linear layers, not {some(sorted(others))}.")
@@ -135,7 +136,7 @@ class Worker:
         return LowRank(InMemory(b), InMemory(a), self._scaling(unit))
 
     def _scaling(self, unit: str) -> float:
-        return float(self.model.get_submodule(unit).scaling["default"])
+        return float(self.model.get_submodule(unit.removesuffix(".weight")).scaling["default"])
 
     def moved(
         self, unit: str, weights: tuple[torch.Tensor, ...], change: tuple[Term, ...]
