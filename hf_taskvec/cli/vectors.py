@@ -236,7 +236,7 @@ def combine(
     taskvec combine "-0.6*hp1 + 0.2*hp2" hp1=vectors/hp1 hp2=me/hp2-vector -o forget
 
     Numbers, names, + - * /, brackets, compress(v, rank=8), filter(v, include="*.mlp.*"), scale(v, by={...}), and merging
-    rules by name: combine([a, b], "ties", weights=[1, -0.5], density=0.2). Python's hf_taskvec.rules() lists them.
+    rules by name: combine(\\[a, b], "ties", weights=\\[1, -0.5], density=0.2). Python's hf_taskvec.rules() lists them.
     """
     from hf_taskvec.errors import did_you_mean
     from hf_taskvec.notation import evaluate, names_in
