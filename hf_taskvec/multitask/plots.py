@@ -49,7 +49,8 @@ def _gap(results: Results) -> "Figure":
         left.plot(numbers, [fmean(m.scores) for m in same], label=merged.rule, **look(number))
         gaps = [o.gap(m) for o, m in zip(results.outcomes, same, strict=True)]
         right.plot(numbers, gaps, label=merged.rule, **look(number))
-    left.axhline(fmean(results.base), color="grey", linewidth=1, linestyle=":", label="θ_0")
+    left.axhline(fmean(results.base), color="grey", linewidth=1, linestyle=":")
+    left.text(1.0, fmean(results.base), " θ_0", transform=left.get_yaxis_transform(), va="center", color="grey")
     right.axhline(0.0, color="grey", linewidth=1)
     for axes, title in ((left, "mean score of the tasks"), (right, "gap: single − merged")):
         _rounds_axis(axes, results)
