@@ -55,8 +55,7 @@ def _gap(results: Results) -> "Figure":
     for axes, title in ((left, "mean score of the tasks"), (right, "gap: single − merged")):
         _rounds_axis(axes, results)
         axes.set_title(title)
-    left.legend(frameon=False)
-    right.legend(frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, ncols=6, loc="outside lower center")
     return figure
 
 
