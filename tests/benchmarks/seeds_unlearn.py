@@ -1,12 +1,12 @@
 """The default experiment over several seeds and both methods: the tables of the README.
 
-    python tests/benchmarks/seeds_unlearn.py [--seeds 2 3 4 5 6] [--output outputs/seeds]     # runs what is missing
-    python tests/benchmarks/seeds_unlearn.py --output outputs/seeds-9000 -- --words 9000      # longer books
-    python tests/benchmarks/seeds_unlearn.py --corollaries                                    # compressed, row-pruned
-    python tests/benchmarks/seeds_unlearn.py --only-table                                     # what there is so far
+    python tests/benchmarks/seeds_unlearn.py [--seeds 20 21 22 23 24] [--output outputs/seeds]  # runs what is missing
+    python tests/benchmarks/seeds_unlearn.py --output outputs/seeds-9000 -- --words 9000          # shorter books
+    python tests/benchmarks/seeds_unlearn.py --corollaries                                        # compressed, row-pruned
+    python tests/benchmarks/seeds_unlearn.py --only-table                                         # what there is so far
 
-Every seed has other texts, another tokenizer and another model; the sizes and settings were chosen on seeds 0 and 1. The
-stages of a seed are shared between the methods. `as if never seen` and the difference are on the half of the passages that
+Every seed has other texts, another tokenizer and another model; the settings were chosen on seeds below 20. All is as in
+the default run but for α̂, which is left out: it needs two more fine-tunes and moves no score. The stages of a seed are shared between the methods. `as if never seen` and the difference are on the half of the passages that
 did not choose λ; the p-values are on all seen passages and, in brackets, on that half.
 """
 
@@ -31,7 +31,7 @@ COROLLARIES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4, 5, 6])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22, 23, 24])
     parser.add_argument("--methods", nargs="+", default=["full", "lora"], choices=["full", "lora"])
     parser.add_argument("--output", type=Path, default=Path("outputs/seeds"))
     parser.add_argument("--corollaries", action="store_true", help="the compressed and the row-pruned vector of a seed")
