@@ -193,6 +193,21 @@ def test_low_rank_changes_that_cancel_are_rarely_off(size: float, stacked: bool)
     assert _misrounded(base, terms) < 5e-5
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 1e-4), (torch.float16, 5e-4)])
+@pytest.mark.parametrize("weights", [(0.3, -0.7), (-0.6, 0.2), (0.3, -0.7, 0.2), (-0.6, 0.2, 0.1)])
+def test_several_decimal_weights_are_rarely_off(dtype: torch.dtype, most: float, weights: tuple[float, ...]) -> None:
+    """Against the expression as it is written, in fp64 and rounded once: decimal weights make many ties."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(512, 1024, generator=generator) for _ in range(len(weights) + 1)]
+    base = (noise[0] * 0.02).to(dtype)
+    tuned = [(base.float() + each * 0.002).to(dtype) for each in noise[1:]]
+    exact = base.double() + sum(w * (t.double() - base.double()) for w, t in zip(weights, tuned, strict=True))
+    source, out = InMemory(base), torch.empty_like(base)
+    terms = [Term(w, Difference(source, InMemory(t))) for w, t in zip(weights, tuned, strict=True)]
+    Sum(tuple(base.shape), terms, source).into(out, "w")
+    assert (out != tiny.nearest(exact, dtype)).double().mean() < most
+
+
 class Counted(Source):
     """A tensor that knows how often it was read."""
 
