@@ -51,13 +51,13 @@ class Edit:
     def set_scale(self, scale: float) -> None:
         """Move to another λ, from the untouched original."""
         self._check_current()
-        before = self.scale
+        before, after = self.scale, _number(scale)
         try:
-            self._set(_number(scale))
+            self._set(after)
         except BaseException:
             self._set(before)  # never leave it half-way
             raise
-        self.scale = float(scale)
+        self.scale = after
 
     def restore(self) -> None:
         """End the edit: the model is as it was before, bit for bit."""
@@ -88,7 +88,15 @@ class Edit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._is_over:
+            self._end_newer()
         self.restore()
+
+    def _end_newer(self) -> None:
+        """Restore the edits that were made after this one and are still open, the last one first."""
+        while (newest := self._stack()[-1]()) is not self:
+            assert newest is not None
+            newest.restore()
 
     def _set(self, scale: float) -> None:
         raise AssertionError

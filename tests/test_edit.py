@@ -103,6 +103,26 @@ def test_it_is_restored_after_an_exception_and_kept_on_demand(models):
     assert same(model, tuned)
 
 
+def test_a_block_also_ends_the_edits_that_are_open_inside(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before, opened = state(model), []
+    with pytest.raises(ZeroDivisionError), pair.vector().applied_to(model, 0.5):
+        opened.append(pair.vector().edit(model, -2.0))
+        opened.append(low_rank(model).edit(model, merge=False))
+        _ = 1 / 0
+    assert same(model, before)
+    for edit in opened:
+        with pytest.raises(BadValueError, match="this edit is over"):
+            edit.set_scale(1.0)
+    with pair.vector().applied_to(model) as edit:  # nothing is in the way of the next one
+        edit.restore()
+        later = pair.vector().edit(model, 0.5)
+    assert not same(model, before)  # an edit that is over ends no other
+    later.restore()
+    assert same(model, before)
+
+
 def test_edits_end_in_the_order_of_a_stack(models):
     pair = models.pair("llama")
     model = AutoModelForCausalLM.from_pretrained(pair.base)
@@ -368,6 +388,12 @@ def test_what_an_attached_edit_cannot_do(models):
         attached.keep()
     with pytest.raises(BadValueError, match="at least one scale"):
         attached.set_row_scales([])
+    tokens = torch.tensor([[1, 2, 3]] * 2)
+    attached.set_row_scales([0.5, 1.0])
+    logits = model(tokens).logits
+    with pytest.raises(BadValueError, match="scale of nan"):
+        attached.set_scale(float("nan"))
+    assert torch.equal(model(tokens).logits, logits)  # the rows keep theirs
     attached.restore()
     merged = pair.vector().edit(model)
     assert not hasattr(merged, "set_row_scales")
