@@ -300,7 +300,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             dtype: of the result; by default that of each of the base's tensors.
             max_shard_size: e.g. `"5GB"`; by default the base's own files.
             device: where to compute, e.g. `"cuda"`.
-            threads: how many threads write; by default as many as torch uses.
+            threads: how many threads write, each with 10 to 15 MB of its own (more where a single row of a tensor has
+                more than half a million elements); by default as many as torch uses, but no more than 16.
             overwrite: replace an earlier output of `apply`.
             strict_base: refuse a base that is not the one the vector was made from.
             revision, token: for Hub ids, as in transformers.
