@@ -358,7 +358,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def to_adapter(
         self,
         folder: str | Path,
-        base_model_name_or_path: str | None = None,
+        base_model_name_or_path: str | Path | None = None,
         *,
         base: str | Path | None = None,
         dense: str = "refuse",
@@ -373,7 +373,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             folder: the folder to write.
             base_model_name_or_path: the base that the adapter names; by default the vector's own, if that came from the
                 Hub, else none.
-            base: a folder or Hub id of the base, for its architecture and for `dense="save"`; by default
+            base: a folder or Hub id of the base, to check that the vector fits, and for `dense="save"`; by default
                 `base_model_name_or_path`.
             dense: what to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only
                 as whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated),
