@@ -21,7 +21,7 @@ from hf_taskvec.errors import BadValueError, ChangedSourceError, UnsupportedErro
 from hf_taskvec.fit import check_fits
 from hf_taskvec.live import LiveWeight, live_weights
 from hf_taskvec.names import is_peft_model, layout_of_model
-from hf_taskvec.tensors import InMemory, Source
+from hf_taskvec.tensors import Source
 from hf_taskvec.vector import TaskVector
 
 # The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
@@ -119,7 +119,7 @@ class MergedEdit(Edit):
         self._weights = {name: weights[name] for name in vector}
         stored = open_checkpoint(original) if original is not None else None
         self._originals: dict[str, Source] = {
-            name: InMemory(weight.value().detach().cpu().clone()) if stored is None else _same(stored, name, weight)
+            name: weight.original() if stored is None else _same(stored, name, weight)
             for name, weight in self._weights.items()
         }
         super().__init__(vector, model)
@@ -134,7 +134,7 @@ class MergedEdit(Edit):
         for name, weight in self._weights.items():
             original = self._originals[name]
             if scale == 0.0:
-                weight.write(original.read())
+                weight.restore(original)
                 continue
             target = torch.empty(original.shape, dtype=original.dtype) if weight.is_offloaded else weight.value()
             whole = Sum(original.shape, self.vector[name], original, scale, device=target.device)
@@ -144,7 +144,7 @@ class MergedEdit(Edit):
 
     def _restore(self) -> None:
         for name, weight in self._weights.items():
-            weight.restore(self._originals[name].read())
+            weight.restore(self._originals[name])
 
     def _keep(self) -> None:
         self._originals.clear()
@@ -230,9 +230,15 @@ def edit(
 
 
 @contextmanager
-def applied_to(vector: TaskVector, model: torch.nn.Module, scale: float = 1.0, merge: bool = True) -> Iterator[Edit]:
+def applied_to(
+    vector: TaskVector,
+    model: torch.nn.Module,
+    scale: float = 1.0,
+    merge: bool = True,
+    original: str | Path | None = None,
+) -> Iterator[Edit]:
     """See `TaskVector.applied_to`."""
-    with edit(vector, model, scale, merge) as new:
+    with edit(vector, model, scale, merge, original) as new:
         yield new
 
 

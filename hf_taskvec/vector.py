@@ -339,7 +339,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             merge: write into the weights. With `False` the vector, which must be low-rank, is attached beside them: a λ
                 costs nothing, each row of a batch may have its own (`edit.set_row_scales`), quantised bases work.
             original: a folder or Hub id that the model was loaded from, to re-read the weights from instead of keeping
-                a copy of them.
+                a copy of them. (What is offloaded to disk is re-read from there anyway.)
 
         Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`.
         """
@@ -348,12 +348,15 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         return edit(self, model, scale, merge, original)
 
     def applied_to(
-        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True
+        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True, original: str | Path | None = None
     ) -> "AbstractContextManager[Edit]":
-        """A `with` block in which the model is edited; afterwards it is as before, bit for bit, whatever happened."""
+        """A `with` block in which the model is edited; afterwards it is as before, bit for bit, whatever happened.
+
+        The arguments are those of `edit`. An edit that was made inside and is still open ends with the block.
+        """
         from hf_taskvec.edit import applied_to
 
-        return applied_to(self, model, scale, merge)
+        return applied_to(self, model, scale, merge, original)
 
     def to_adapter(
         self,

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, UnsupportedError
+from hf_taskvec.live import OnDisk
 
 
 def state(model):
@@ -159,6 +160,9 @@ def test_the_original_can_be_reread_instead_of_copied(models):
     assert same(model, state(AutoModelForCausalLM.from_pretrained(pair.tuned)))
     edit.restore()
     assert same(model, before)
+    with pair.vector().applied_to(model, original=pair.base) as edit:
+        assert all(not hasattr(source, "tensor") for source in edit._originals.values())
+    assert same(model, before)
     with pytest.raises(ChangedSourceError, match="is not what the live model was loaded from"):
         pair.vector().edit(model, original=pair.tuned)
 
@@ -186,6 +190,31 @@ def test_offloaded_models(models, tmp_path, architecture, where):
             edit.set_scale(0)
             assert torch.equal(model(tokens).logits, before)
         assert torch.equal(model(tokens).logits, before)
+
+
+def test_what_is_offloaded_to_disk_is_not_copied_and_edits_of_it_nest(models, tmp_path):
+    from accelerate import disk_offload
+
+    pair = models.pair("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    disk_offload(model, tmp_path / "offload", execution_device=torch.device("cpu"))
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = model(tokens).logits
+        with pair.vector().applied_to(model, 0.5) as outer:
+            assert all(isinstance(source, OnDisk) for source in outer._originals.values())
+            at_half = model(tokens).logits
+            with pair.vector().applied_to(model, -2.0):
+                assert not torch.equal(model(tokens).logits, at_half)
+            assert torch.equal(model(tokens).logits, at_half)
+            outer.set_scale(1.0)
+            outer.set_scale(0.5)
+            assert torch.equal(model(tokens).logits, at_half)
+        assert torch.equal(model(tokens).logits, before)
+        pair.vector().edit(model, 0.5).keep()
+        with pair.vector().applied_to(model, 3.0):
+            pass
+        assert torch.equal(model(tokens).logits, at_half)  # what was kept, not what is on the disk
 
 
 def test_a_device_map_with_disk_offload(models, tmp_path):
