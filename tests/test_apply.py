@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,28 @@ def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path):
     record = json.loads((out / "taskvec_apply.json").read_text())
     assert record["vector"]["expression"] == "-0.5*tuned"
     assert str(tmp_path) not in (out / "taskvec_apply.json").read_text()
+
+
+def test_what_belongs_to_a_model_and_what_does_not(models, tmp_path):
+    pair = models.pair("llama")
+    base = tmp_path / "base"
+    shutil.copytree(pair.base, base)
+    belongs = ["vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.model.v3", "LICENSE.txt", "code.py"]
+    for name in [*belongs, "notes.txt", "train_log.txt", "requirements.txt", "optimizer.pt"]:
+        (base / name).write_text(name)
+    out = pair.vector().apply(base, tmp_path / "out")
+    ours = {"model.safetensors", "config.json", "generation_config.json", "taskvec_apply.json"}
+    assert {path.name for path in out.iterdir()} == {*belongs, *ours}
+
+
+def test_a_base_without_a_config_gets_none(models, tmp_path):
+    pair = models.pair("llama", torch.bfloat16)
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(pair.base / "model.safetensors", base)
+    out = pair.vector().apply(base, tmp_path / "out", dtype="float32")
+    assert not (out / "config.json").exists()
+    assert {tensor.dtype for tensor in stored(out).values()} == {torch.float32}
 
 
 def test_dtype_and_shards(models, tmp_path):
@@ -363,6 +386,9 @@ def test_bad_arguments(models, tmp_path):
         vector.apply(pair.base, tmp_path / "out", threads=0)
     with pytest.raises(BadValueError, match="not a device that torch knows"):
         vector.apply(pair.base, tmp_path / "out", device="abacus")
+    with pytest.raises(BadValueError, match=r"device='cuda:99' is not a device .* finds here"):
+        vector.apply(pair.base, tmp_path / "out", device="cuda:99")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(BadValueError, match="use applied_to"):
         vector.apply(tiny.make("llama"), tmp_path / "out")
     with pytest.raises(ChangedSourceError, match="not the base"):
