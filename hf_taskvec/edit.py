@@ -37,9 +37,13 @@ class Edit:
         self._is_over = False
         self._stack().append(ref(self))
 
+    @property
+    def _inner(self) -> torch.nn.Module:
+        """The model itself, without PEFT's wrapper."""
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
+
     def _stack(self) -> "list[ref[Edit]]":
-        inner: Any = self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
-        stack = _edits.setdefault(inner, [])
+        stack = _edits.setdefault(self._inner, [])
         stack[:] = [each for each in stack if each() is not None]
         return stack
 
@@ -167,6 +171,8 @@ class AttachedEdit(Edit):
         for layer, changes in layers.items():
             hook = _hook(layer, changes, self._scale_for)
             self._handles.append(layer.register_forward_hook(hook))
+        for whole in dict.fromkeys((self.model, self._inner)):  # PEFT calls one or the other
+            self._handles.append(whole.register_forward_pre_hook(self._check_batch, with_kwargs=True))
 
     def set_row_scales(self, scales: Sequence[float]) -> None:
         """One λ for each row of the batch. Beams and returned sequences of a row share its λ."""
@@ -183,14 +189,17 @@ class AttachedEdit(Edit):
         scales = self._row_scales
         if scales is None or not scales.any():
             return None
-        rows = output.shape[0]  # some layers flatten batch and positions into one axis, in this order
-        if rows % len(scales):
-            raise BadValueError(
-                f"{len(scales)} scales were set, but the batch has {rows} rows. Give one scale for each row."
-            )
-        if len(scales) > 1:
-            scales = scales.repeat_interleave(rows // len(scales))
+        _check_rows(scales, output.shape[0])
+        if len(scales) > 1:  # some layers flatten batch and positions into one axis, in this order
+            scales = scales.repeat_interleave(output.shape[0] // len(scales))
         return scales.to(output.device).view(-1, *[1] * (output.ndim - 1))
+
+    def _check_batch(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Refuse a batch that does not fit the scales, while its rows can still be told from its positions."""
+        given = (*inputs, named.get("input_ids"), named.get("inputs_embeds"))
+        batch = next((each for each in given if isinstance(each, torch.Tensor)), None)
+        if batch is not None and self._row_scales is not None:
+            _check_rows(self._row_scales, batch.shape[0])
 
     def _restore(self) -> None:
         for handle in self._handles:
@@ -200,6 +209,13 @@ class AttachedEdit(Edit):
         raise BadValueError(
             "an attached edit does not change the weights, so there is nothing to keep: saving the model would lose it. "
             "Use vector.edit(model).keep() to merge it, or vector.to_adapter(folder)."
+        )
+
+
+def _check_rows(scales: torch.Tensor, rows: int) -> None:
+    if rows % len(scales):
+        raise BadValueError(
+            f"{len(scales)} scales were set, but the batch has {rows} rows. Give one scale for each row."
         )
 
 
@@ -217,6 +233,11 @@ def edit(
         raise UnsupportedError(
             f"the model is wrapped by {type(model).__name__}, on which edits are not tested. Edit the model inside "
             "(model.module, or model._orig_mod of a compiled one)."
+        )
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise UnsupportedError(
+            "the model was compiled in place, with model.compile(), on which edits are not tested. Edit it before it is "
+            "compiled, or load it again."
         )
     if not merge and original is not None:
         raise BadValueError("original= is for merged edits: an attached edit does not touch the weights.")

@@ -341,7 +341,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             original: a folder or Hub id that the model was loaded from, to re-read the weights from instead of keeping
                 a copy of them. (What is offloaded to disk is re-read from there anyway.)
 
-        Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`.
+        Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`, or compiled in
+        place by `model.compile()`.
         """
         from hf_taskvec.edit import edit
 

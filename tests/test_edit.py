@@ -358,6 +358,24 @@ def test_beams_share_their_rows_scale(models):
         model(tokens)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_positions_are_not_taken_for_rows(models, wrapped):
+    """OPT flattens two rows of three positions: three scales must not pass for its six rows."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair("opt").base)
+    vector = low_rank(model).filter(include=["*fc1.weight", "*fc2.weight"])
+    if wrapped:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    tokens = torch.tensor([[1, 5, 7], [1, 5, 3]])
+    with vector.applied_to(model, merge=False) as edit:
+        edit.set_row_scales([0.0, 0.5, 1.0])
+        for call in (lambda: model(tokens), lambda: model(input_ids=tokens), lambda: model.generate(input_ids=tokens)):
+            with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
+                call()
+        edit.set_row_scales([0.0, 1.0])
+        model(tokens)
+    model(tokens)  # nothing is left that would check
+
+
 def test_lora_biases_can_be_attached(models, tmp_path):
     pair = models.pair("phi")
     config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_bias=True, init_lora_weights=False)
@@ -454,6 +472,10 @@ def test_models_that_do_not_fit(models):
     model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
     with pytest.raises(UnsupportedError, match="wrapped by OptimizedModule"):
         vector.edit(torch.compile(model))
+    compiled = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
+    compiled.compile()
+    with pytest.raises(UnsupportedError, match=r"compiled in place.*load it again"):
+        vector.edit(compiled)
     before = state(model)
     with pytest.raises(BadValueError, match="scale of nan"):
         vector.edit(model, float("nan"))
