@@ -50,6 +50,28 @@ def test_live_is_streamed_to_the_last_bit(models, tmp_path, architecture, dtype)
         assert same(model, before)
 
 
+@pytest.mark.parametrize("dtype", tiny.DTYPES)
+@pytest.mark.parametrize("architecture", ["phi", "gpt2"])
+def test_live_is_streamed_at_any_scale_and_for_any_mixture(models, tmp_path, architecture, dtype):
+    pair = models.pair(architecture, dtype)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+    dense, factors = pair.vector(), low_rank(model, size=0.1)
+    targets = ["q_proj", "fc1"] if architecture == "phi" else ["c_attn"]
+    config = LoraConfig(r=2, target_modules=targets, use_dora=True, fan_in_fan_out=architecture == "gpt2")
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base, dtype=torch.float32), config)
+    dora = TaskVector.from_adapter(tiny.shake(adapter, 0.1))
+    mixed = 0.3 * dense - 0.7 * factors.named("factors") + 0.2 * dora.named("dora")
+    for number, vector in enumerate((dense, factors, dora, mixed)):
+        edit = vector.edit(model)
+        for scale in (1.0, -1.0, -0.3):
+            out = vector.apply(pair.base, tmp_path / f"out{number}", scale=scale, overwrite=True)
+            edit.set_scale(scale)
+            assert same(model, state(AutoModelForCausalLM.from_pretrained(out)))
+        edit.restore()
+    assert same(model, before)
+
+
 def test_a_scale_is_set_from_the_original_and_everything_is_restored(models):
     pair = models.pair("phi", torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(pair.base)
@@ -189,6 +211,11 @@ def test_offloaded_models(models, tmp_path, architecture, where):
             assert torch.equal(model(tokens).logits, tuned(tokens).logits)
             edit.set_scale(0)
             assert torch.equal(model(tokens).logits, before)
+        assert torch.equal(model(tokens).logits, before)
+        factors = low_rank(plain)
+        with factors.applied_to(model, -0.5, merge=False), factors.applied_to(plain, -0.5):
+            assert torch.allclose(model(tokens).logits, plain(tokens).logits, atol=1e-5)
+            assert not torch.allclose(model(tokens).logits, before, atol=1e-2)
         assert torch.equal(model(tokens).logits, before)
 
 
@@ -368,7 +395,11 @@ def test_positions_are_not_taken_for_rows(models, wrapped):
     tokens = torch.tensor([[1, 5, 7], [1, 5, 3]])
     with vector.applied_to(model, merge=False) as edit:
         edit.set_row_scales([0.0, 0.5, 1.0])
-        for call in (lambda: model(tokens), lambda: model(input_ids=tokens), lambda: model.generate(input_ids=tokens)):
+        for call in (
+            lambda: model(tokens),
+            lambda: model(input_ids=tokens),
+            lambda: model.generate(input_ids=tokens, max_new_tokens=2),
+        ):
             with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
                 call()
         edit.set_row_scales([0.0, 1.0])
