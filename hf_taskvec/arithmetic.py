@@ -293,8 +293,8 @@ class Sum:
 
 
 def _size(matrix: torch.Tensor) -> float:
-    """The root mean square of the elements, from at most 256 rows."""
-    rows = matrix[:: 1 + matrix.shape[0] // 256]
+    """The root mean square of the elements, from at most 64 rows."""
+    rows = matrix[:: 1 + matrix.shape[0] // 64]
     return torch.linalg.vector_norm(rows, dtype=torch.float32).item() / max(1, rows.numel()) ** 0.5
 
 
