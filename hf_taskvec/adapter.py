@@ -17,6 +17,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.fit import check_fits
 from hf_taskvec.names import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
 from hf_taskvec.output import new_folder
+from hf_taskvec.tensors import InMemory
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec
 
@@ -28,7 +29,7 @@ _DENSE = ("refuse", "save", "drop")
 def to_adapter(
     vector: TaskVector,
     folder: str | Path,
-    base_model_name_or_path: str | None = None,
+    base_model_name_or_path: str | Path | None = None,
     *,
     base: str | Path | None = None,
     dense: str = "refuse",
@@ -42,10 +43,13 @@ def to_adapter(
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
     own, own_revision = _own_base(vector)
-    named = base_model_name_or_path or own
+    named = str(base_model_name_or_path) if base_model_name_or_path else own
     given = base or base_model_name_or_path
     where, revision = (given, None) if given else (own, own_revision)
-    layout = _layout(where, revision, required=given is not None)
+    known = _known(where, revision, required=given is not None)
+    layout = known.layout
+    if layout.shapes:
+        check_fits(vector, known, may_grow=dense == "drop")
     low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
     rest = [name for name in vector if name not in low_rank]
     if rest and dense == "refuse":
@@ -96,17 +100,21 @@ def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
     return (name, revision) if name and (revision or "/" in name) else (None, None)
 
 
-def _layout(where: str | Path | None, revision: str | None, required: bool) -> Layout:
-    """The base's layout: an unknown one, if no base was given and the vector's own is out of reach."""
+def _known(where: str | Path | None, revision: str | None, required: bool) -> Checkpoint:
+    """The base's names and shapes, without its weights: none, if no base was given and the vector's own is out of reach."""
     if where is None:
-        return Layout()
+        return Checkpoint("the base", {})
     try:
-        folder, _, _ = locate(where, revision, None, ["config.json"])
-        return layout_of_config(read_json(folder / "config.json"))
+        folder, name, commit = locate(where, revision, None, ["config.json"])
+        layout = layout_of_config(read_json(folder / "config.json"))
     except MissingFileError:
         if required:
             raise
-        return Layout()
+        return Checkpoint("the base", {})
+    heads = {alias: layout.shapes[owner] for alias, owner in layout.tied.items() if owner in layout.shapes}
+    shapes = {**layout.shapes, **heads}  # PEFT can change a tied head alone
+    tensors = {each: InMemory(torch.empty(shape, device="meta")) for each, shape in shapes.items()}
+    return Checkpoint(name, tensors, layout, revision=commit)
 
 
 def _module(name: str, layout: Layout) -> str:
@@ -132,6 +140,11 @@ def _check_untied(names: Iterable[str], layout: Layout) -> None:
 def _check_layout(names: Iterable[str], layout: Layout) -> None:
     """Refuse what PEFT would take for something else."""
     for name in names:
+        if layout.architecture == "PhimoeForCausalLM" and ".experts." in name:
+            raise UnsupportedError(
+                f"{name}: PEFT cannot load adapters of PhiMoE's experts, which the live model holds fused. Leave them out "
+                "with vector.filter(exclude=...), or write a whole model with apply()."
+            )
         if name in layout.offset:
             raise UnsupportedError(
                 f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain embeddings. "

@@ -35,7 +35,8 @@ _PROGRESS = ".progress.json"
 _INDEX = "model.safetensors.index.json"
 # What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
 COMPANIONS = (
-    *("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "additional_chat_templates/*"),
+    *("*.json", "*.model", "*.model.v*", "*.tiktoken", "vocab*.txt", "merges.txt", "dict.txt", "bpe.codes"),
+    *("*.jinja", "additional_chat_templates/*", "*.py"),
     *("LICENSE*", "LICENCE*", "NOTICE*"),  # licences ask that they stay with the weights
 )
 _NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
@@ -146,10 +147,14 @@ def _job_key(vector: TaskVector, scale: float, files: Mapping[str, Mapping[str, 
 
 
 def _device(device: str | torch.device) -> torch.device:
+    """The device, after making sure that there is one of that name here."""
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise BadValueError(f"device={device!r} is not a device that torch knows ({error}).") from None
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # CUDA's absence is an AssertionError
+        reason = (str(error).splitlines() or [""])[0]
+        raise BadValueError(
+            f"device={str(device)!r} is not a device that torch knows and finds here ({reason}). Use device='cpu'."
+        ) from None
 
 
 def _check_space(final: Path, files: Mapping[str, Mapping[str, _Tensor]]) -> None:
@@ -320,7 +325,7 @@ def _finish(
         config.pop("torch_dtype", None)
         config["dtype"] = dtype_name(dtype)
     config.update(_grown_vocabulary(files))
-    if config != checkpoint.config:
+    if checkpoint.config and config != checkpoint.config:  # a base without a config does not get half of one
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     if list(files) != ["model.safetensors"]:
         size = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())

@@ -21,7 +21,7 @@ from hf_taskvec.errors import BadValueError, ChangedSourceError, UnsupportedErro
 from hf_taskvec.fit import check_fits
 from hf_taskvec.live import LiveWeight, live_weights
 from hf_taskvec.names import is_peft_model, layout_of_model
-from hf_taskvec.tensors import InMemory, Source
+from hf_taskvec.tensors import Source
 from hf_taskvec.vector import TaskVector
 
 # The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
@@ -37,9 +37,13 @@ class Edit:
         self._is_over = False
         self._stack().append(ref(self))
 
+    @property
+    def _inner(self) -> torch.nn.Module:
+        """The model itself, without PEFT's wrapper."""
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
+
     def _stack(self) -> "list[ref[Edit]]":
-        inner: Any = self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
-        stack = _edits.setdefault(inner, [])
+        stack = _edits.setdefault(self._inner, [])
         stack[:] = [each for each in stack if each() is not None]
         return stack
 
@@ -51,13 +55,13 @@ class Edit:
     def set_scale(self, scale: float) -> None:
         """Move to another λ, from the untouched original."""
         self._check_current()
-        before = self.scale
+        before, after = self.scale, _number(scale)
         try:
-            self._set(_number(scale))
+            self._set(after)
         except BaseException:
             self._set(before)  # never leave it half-way
             raise
-        self.scale = float(scale)
+        self.scale = after
 
     def restore(self) -> None:
         """End the edit: the model is as it was before, bit for bit."""
@@ -88,7 +92,15 @@ class Edit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._is_over:
+            self._end_newer()
         self.restore()
+
+    def _end_newer(self) -> None:
+        """Restore the edits that were made after this one and are still open, the last one first."""
+        while (newest := self._stack()[-1]()) is not self:
+            assert newest is not None
+            newest.restore()
 
     def _set(self, scale: float) -> None:
         raise AssertionError
@@ -111,7 +123,7 @@ class MergedEdit(Edit):
         self._weights = {name: weights[name] for name in vector}
         stored = open_checkpoint(original) if original is not None else None
         self._originals: dict[str, Source] = {
-            name: InMemory(weight.value().detach().cpu().clone()) if stored is None else _same(stored, name, weight)
+            name: weight.original() if stored is None else _same(stored, name, weight)
             for name, weight in self._weights.items()
         }
         super().__init__(vector, model)
@@ -126,7 +138,7 @@ class MergedEdit(Edit):
         for name, weight in self._weights.items():
             original = self._originals[name]
             if scale == 0.0:
-                weight.write(original.read())
+                weight.restore(original)
                 continue
             target = torch.empty(original.shape, dtype=original.dtype) if weight.is_offloaded else weight.value()
             whole = Sum(original.shape, self.vector[name], original, scale, device=target.device)
@@ -136,7 +148,7 @@ class MergedEdit(Edit):
 
     def _restore(self) -> None:
         for name, weight in self._weights.items():
-            weight.restore(self._originals[name].read())
+            weight.restore(self._originals[name])
 
     def _keep(self) -> None:
         self._originals.clear()
@@ -159,6 +171,8 @@ class AttachedEdit(Edit):
         for layer, changes in layers.items():
             hook = _hook(layer, changes, self._scale_for)
             self._handles.append(layer.register_forward_hook(hook))
+        for whole in dict.fromkeys((self.model, self._inner)):  # PEFT calls one or the other
+            self._handles.append(whole.register_forward_pre_hook(self._check_batch, with_kwargs=True))
 
     def set_row_scales(self, scales: Sequence[float]) -> None:
         """One λ for each row of the batch. Beams and returned sequences of a row share its λ."""
@@ -175,14 +189,17 @@ class AttachedEdit(Edit):
         scales = self._row_scales
         if scales is None or not scales.any():
             return None
-        rows = output.shape[0]  # some layers flatten batch and positions into one axis, in this order
-        if rows % len(scales):
-            raise BadValueError(
-                f"{len(scales)} scales were set, but the batch has {rows} rows. Give one scale for each row."
-            )
-        if len(scales) > 1:
-            scales = scales.repeat_interleave(rows // len(scales))
+        _check_rows(scales, output.shape[0])
+        if len(scales) > 1:  # some layers flatten batch and positions into one axis, in this order
+            scales = scales.repeat_interleave(output.shape[0] // len(scales))
         return scales.to(output.device).view(-1, *[1] * (output.ndim - 1))
+
+    def _check_batch(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Refuse a batch that does not fit the scales, while its rows can still be told from its positions."""
+        given = (*inputs, named.get("input_ids"), named.get("inputs_embeds"))
+        batch = next((each for each in given if isinstance(each, torch.Tensor)), None)
+        if batch is not None and self._row_scales is not None:
+            _check_rows(self._row_scales, batch.shape[0])
 
     def _restore(self) -> None:
         for handle in self._handles:
@@ -192,6 +209,13 @@ class AttachedEdit(Edit):
         raise BadValueError(
             "an attached edit does not change the weights, so there is nothing to keep: saving the model would lose it. "
             "Use vector.edit(model).keep() to merge it, or vector.to_adapter(folder)."
+        )
+
+
+def _check_rows(scales: torch.Tensor, rows: int) -> None:
+    if rows % len(scales):
+        raise BadValueError(
+            f"{len(scales)} scales were set, but the batch has {rows} rows. Give one scale for each row."
         )
 
 
@@ -210,6 +234,11 @@ def edit(
             f"the model is wrapped by {type(model).__name__}, on which edits are not tested. Edit the model inside "
             "(model.module, or model._orig_mod of a compiled one)."
         )
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise UnsupportedError(
+            "the model was compiled in place, with model.compile(), on which edits are not tested. Edit it before it is "
+            "compiled, or load it again."
+        )
     if not merge and original is not None:
         raise BadValueError("original= is for merged edits: an attached edit does not touch the weights.")
     new: Edit = MergedEdit(vector, model, original) if merge else AttachedEdit(vector, model)
@@ -222,9 +251,15 @@ def edit(
 
 
 @contextmanager
-def applied_to(vector: TaskVector, model: torch.nn.Module, scale: float = 1.0, merge: bool = True) -> Iterator[Edit]:
+def applied_to(
+    vector: TaskVector,
+    model: torch.nn.Module,
+    scale: float = 1.0,
+    merge: bool = True,
+    original: str | Path | None = None,
+) -> Iterator[Edit]:
     """See `TaskVector.applied_to`."""
-    with edit(vector, model, scale, merge) as new:
+    with edit(vector, model, scale, merge, original) as new:
         yield new
 
 

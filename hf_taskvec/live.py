@@ -94,17 +94,47 @@ class LiveWeight:
         for dataset, key in self._offloads():
             _in_memory(dataset)[key] = value
 
-    def restore(self, original: torch.Tensor) -> None:
+    def original(self) -> Source:
+        """What the parameter holds now, whatever becomes of it: read from disk again if it is offloaded there, else a copy."""
+        value = self.value().detach()
+        if self.is_offloaded:
+            dataset, key = next(self._offloads())
+            if _in_memory(dataset) is not dataset and key not in dataset.state_dict:
+                return OnDisk(dataset, key, value.to("meta"))
+        return InMemory(value.cpu().clone())
+
+    def restore(self, original: Source) -> None:
         """Put the original back; what is offloaded to disk is read from there again."""
-        if not self.is_offloaded:
-            self._parameter.data.copy_(original)
+        if not isinstance(original, OnDisk):
+            self.write(original.read())
             return
         for dataset, key in self._offloads():
-            held = _in_memory(dataset)
-            if held is not dataset and key in dataset.index:
-                held.pop(key, None)
+            if key in dataset.index:
+                dataset.state_dict.pop(key, None)
             else:
-                held[key] = original
+                dataset.state_dict[key] = original.read()
+
+
+@dataclass(frozen=True, eq=False)
+class OnDisk(Source):
+    """A weight that accelerate offloaded to disk, whatever is held in memory in its place."""
+
+    dataset: Any
+    key: str
+    like: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.like.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    def read(self) -> torch.Tensor:
+        from accelerate.utils import OffloadedWeightsLoader
+
+        return OffloadedWeightsLoader({}, self.dataset.save_folder, self.dataset.index)[self.key]
 
 
 def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:

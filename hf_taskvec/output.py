@@ -33,6 +33,8 @@ def new_folder(final: str | Path, marker: str, overwrite: bool = False, resume: 
         raise OutputError(f"cannot write to {final.name}: {error.strerror or error}. Choose another folder.") from None
     part = unfinished(final)
     try:
+        _bring_back(final)
+        check_replaceable(final, marker, overwrite)
         if not resume:
             _empty(part)
         yield part
@@ -99,14 +101,29 @@ def check_replaceable(final: Path, marker: str, overwrite: bool) -> None:
 
 def publish(part: Path, final: Path) -> None:
     """Give a finished folder its final name, in place of an earlier output."""
-    old = final.parent / f".{final.name}.replaced"
+    old = _replaced(final)
     if old.exists():
         shutil.rmtree(old)
-    if final.exists() and any(final.iterdir()):  # an empty folder is replaced by the rename itself
-        final.rename(old)
-    part.rename(final)
+    try:
+        if final.exists() and any(final.iterdir()):  # an empty folder is replaced by the rename itself
+            final.rename(old)
+        part.rename(final)
+    except BaseException:
+        _bring_back(final)
+        raise
     _sync(final.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _replaced(final: Path) -> Path:
+    """Where an earlier output is for the moment between two renames."""
+    return final.parent / f".{final.name}.replaced"
+
+
+def _bring_back(final: Path) -> None:
+    """Give an earlier output its name again, if replacing it was interrupted."""
+    if _replaced(final).exists() and not final.exists():
+        _replaced(final).rename(final)
 
 
 def _sync(folder: Path) -> None:

@@ -12,6 +12,9 @@ from typing import Protocol, TypeVar
 
 import torch
 
+# A thread's own memory is 10 to 15 MB. More threads than these hardly write faster, and would take half a gigabyte.
+MOST = 16
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -24,14 +27,16 @@ class Run(Protocol):
 
 @contextmanager
 def workers(threads: int | None = None) -> Iterator[Run]:
-    """Threads (as many as torch uses, unless given) that take items as they are made, a few ahead of what is asked for.
+    """Threads that take items as they are made, a few ahead of what is asked for.
+
+    Unless given, they are as many as torch uses, but no more than 16.
 
     >>> with workers(2) as run:
     ...     list(run(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     before = torch.get_num_threads()
-    count = threads or before
+    count = threads or min(before, MOST)
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(count, initializer=lambda: torch.set_num_threads(1))
 

@@ -300,7 +300,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             dtype: of the result; by default that of each of the base's tensors.
             max_shard_size: e.g. `"5GB"`; by default the base's own files.
             device: where to compute, e.g. `"cuda"`.
-            threads: how many threads write; by default as many as torch uses.
+            threads: how many threads write, each with 10 to 15 MB of its own (more where a single row of a tensor has
+                more than half a million elements); by default as many as torch uses, but no more than 16.
             overwrite: replace an earlier output of `apply`.
             strict_base: refuse a base that is not the one the vector was made from.
             revision, token: for Hub ids, as in transformers.
@@ -338,26 +339,30 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             merge: write into the weights. With `False` the vector, which must be low-rank, is attached beside them: a λ
                 costs nothing, each row of a batch may have its own (`edit.set_row_scales`), quantised bases work.
             original: a folder or Hub id that the model was loaded from, to re-read the weights from instead of keeping
-                a copy of them.
+                a copy of them. (What is offloaded to disk is re-read from there anyway.)
 
-        Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`.
+        Not supported, because not tested: models wrapped by DistributedDataParallel or `torch.compile`, or compiled in
+        place by `model.compile()`.
         """
         from hf_taskvec.edit import edit
 
         return edit(self, model, scale, merge, original)
 
     def applied_to(
-        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True
+        self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True, original: str | Path | None = None
     ) -> "AbstractContextManager[Edit]":
-        """A `with` block in which the model is edited; afterwards it is as before, bit for bit, whatever happened."""
+        """A `with` block in which the model is edited; afterwards it is as before, bit for bit, whatever happened.
+
+        The arguments are those of `edit`. An edit that was made inside and is still open ends with the block.
+        """
         from hf_taskvec.edit import applied_to
 
-        return applied_to(self, model, scale, merge)
+        return applied_to(self, model, scale, merge, original)
 
     def to_adapter(
         self,
         folder: str | Path,
-        base_model_name_or_path: str | None = None,
+        base_model_name_or_path: str | Path | None = None,
         *,
         base: str | Path | None = None,
         dense: str = "refuse",
@@ -372,7 +377,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
             folder: the folder to write.
             base_model_name_or_path: the base that the adapter names; by default the vector's own, if that came from the
                 Hub, else none.
-            base: a folder or Hub id of the base, for its architecture and for `dense="save"`; by default
+            base: a folder or Hub id of the base, to check that the vector fits, and for `dense="save"`; by default
                 `base_model_name_or_path`.
             dense: what to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only
                 as whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated),

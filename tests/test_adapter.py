@@ -10,7 +10,7 @@ from test_edit import low_rank
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, MissingFileError, OutputError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MismatchError, MissingFileError, OutputError, UnsupportedError
 
 
 def merged_by_peft(base, folder):
@@ -155,6 +155,47 @@ def test_a_tied_embedding_is_refused(models, tmp_path):
     assert set(TaskVector.from_adapter(tmp_path / "adapter")) == set(matrices)
 
 
+def test_a_base_that_does_not_fit_is_refused(models, tmp_path):
+    pair = models.pair("phi")
+    vector = pair.vector().filter(include=["*_proj.weight", "*fc1.weight"]).compress(rank=2)
+    with pytest.raises(MismatchError, match=r"made for PhiForCausalLM; base is GPT2LMHeadModel: 0 of 8 names match"):
+        vector.to_adapter(tmp_path / "adapter", base=models.pair("gpt2").base)
+    larger = models.pair("phi", intermediate_size=48)
+    with pytest.raises(MismatchError, match=r"fc1\.weight: the model has shape .* models of different sizes"):
+        vector.to_adapter(tmp_path / "adapter", str(larger.base))
+    dense = vector + pair.vector().filter(include="*fc1.bias")
+    with pytest.raises(MismatchError, match="models of different sizes"):
+        dense.to_adapter(tmp_path / "adapter", str(larger.base), dense="drop")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_a_change_of_a_tied_head_alone_fits(models, tmp_path):
+    pair = models.pair("gpt2")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(pair.base),
+        LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False),
+    )
+    vector = TaskVector.from_adapter(model)
+    again = TaskVector.from_adapter(vector.to_adapter(tmp_path / "adapter", str(pair.base)))
+    assert set(vector) == set(again) == {"lm_head.weight"}
+    assert (again - vector).norm() < 1e-6 * vector.norm()
+
+
+@pytest.mark.parametrize("architecture", tiny.EXPERTS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft")
+def test_experts_are_exported_where_peft_loads_them(models, tmp_path, architecture):
+    pair = models.pair(architecture)
+    vector = pair.vector().filter(include=["*experts*", "*_proj.weight"]).compress(rank=2)
+    if architecture == "phimoe":
+        with pytest.raises(UnsupportedError, match=r"experts\.0\.w1\.weight: PEFT cannot load.*filter\(exclude"):
+            vector.to_adapter(tmp_path / "adapter", str(pair.base))
+        vector = vector.filter(exclude="*experts*")
+    folder = vector.to_adapter(tmp_path / "adapter", str(pair.base))
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(pair.base, tmp_path / "out"))
+    for a, b in zip(merged_by_peft(pair.base, folder).parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
 def named_base(folder):
     return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
 
@@ -184,6 +225,8 @@ def test_a_base_that_was_given_must_be_there(models, hub, tmp_path):
             vector.to_adapter(tmp_path / "adapter", **given)
     folder = vector.to_adapter(tmp_path / "adapter", "me/gone", base=models.pair("phi").base)
     assert named_base(folder) == "me/gone"
+    base = models.pair("phi").base  # a Path
+    assert named_base(vector.to_adapter(tmp_path / "path", base)) == str(base)
 
 
 def test_only_an_export_is_overwritten(tmp_path):

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import tiny
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, OutputError
@@ -87,7 +91,20 @@ def test_other_scales_and_factors_are_rarely_off(tmp_path, dtype, most):
         assert wrong / total < most
 
 
-def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path):
+@contextmanager
+def told_by_transformers(caplog):
+    """A block in which transformers tells its warnings, which other tests do not want to hear, to `caplog`."""
+    level, told = logging.get_verbosity(), logging.get_logger("transformers")
+    logging.set_verbosity_warning()
+    told.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        told.removeHandler(caplog.handler)
+        logging.set_verbosity(level)
+
+
+def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path, caplog):
     pair = models.pair("llama")
     from tokenizers import Tokenizer
     from tokenizers import models as tokenizer_models
@@ -103,10 +120,14 @@ def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path):
     tokenizer.save_pretrained(base)
     (base / "README.md").write_text("the base's card")
     out = pair.vector().apply(base, tmp_path / "out", scale=-0.5)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), told_by_transformers(caplog):
         warnings.simplefilter("error")
         model = AutoModelForCausalLM.from_pretrained(out)
         again = AutoTokenizer.from_pretrained(out)
+    assert not caplog.records
+    with told_by_transformers(caplog):  # it would be heard
+        AutoModelForCausalLM.from_pretrained(out, num_hidden_layers=3)
+    assert "layers.2" in caplog.text
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, min_new_tokens=3).shape == (1, 6)
     assert again.chat_template == tokenizer.chat_template
     assert again.get_vocab() == tokenizer.get_vocab()
@@ -117,6 +138,28 @@ def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path):
     assert str(tmp_path) not in (out / "taskvec_apply.json").read_text()
 
 
+def test_what_belongs_to_a_model_and_what_does_not(models, tmp_path):
+    pair = models.pair("llama")
+    base = tmp_path / "base"
+    shutil.copytree(pair.base, base)
+    belongs = ["vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.model.v3", "LICENSE.txt", "code.py"]
+    for name in [*belongs, "notes.txt", "train_log.txt", "requirements.txt", "optimizer.pt"]:
+        (base / name).write_text(name)
+    out = pair.vector().apply(base, tmp_path / "out")
+    ours = {"model.safetensors", "config.json", "generation_config.json", "taskvec_apply.json"}
+    assert {path.name for path in out.iterdir()} == {*belongs, *ours}
+
+
+def test_a_base_without_a_config_gets_none(models, tmp_path):
+    pair = models.pair("llama", torch.bfloat16)
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(pair.base / "model.safetensors", base)
+    out = pair.vector().apply(base, tmp_path / "out", dtype="float32")
+    assert not (out / "config.json").exists()
+    assert {tensor.dtype for tensor in stored(out).values()} == {torch.float32}
+
+
 def test_dtype_and_shards(models, tmp_path):
     pair = models.pair("phi", torch.bfloat16)
     out = pair.vector().apply(pair.base, tmp_path / "out", dtype="float32", max_shard_size="10KB")
@@ -125,6 +168,34 @@ def test_dtype_and_shards(models, tmp_path):
     assert model.dtype == torch.float32
     tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
     assert all(torch.equal(a, b.float()) for a, b in zip(model.parameters(), tuned.parameters(), strict=True))
+
+
+def test_a_base_of_pickled_weights(models, tmp_path):
+    """Read from `pytorch_model.bin`, written as safetensors, with the same numbers."""
+    pair = models.pair("phi", torch.bfloat16)
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(pair.base / "config.json", base)
+    torch.save(stored(pair.base), base / "pytorch_model.bin")
+    expected = stored(pair.vector().apply(pair.base, tmp_path / "expected", scale=-0.3))
+    for number, options in enumerate(({}, {"max_shard_size": "10KB"})):
+        out = pair.vector().apply(base, tmp_path / f"out{number}", scale=-0.3, **options)
+        found = stored(out)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert not list(out.glob("*.bin*"))
+        AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_a_progress_bar_is_shown_when_asked_for(models, tmp_path, capfd):
+    pair = models.pair("llama")
+    size = sum(tensor.nbytes for tensor in stored(pair.base).values())
+    for progress in (None, False):  # None: on a terminal, which this is not
+        pair.vector().apply(pair.base, tmp_path / "out", progress=progress, overwrite=True)
+    assert "Applying" not in capfd.readouterr().err
+    pair.vector().apply(pair.base, tmp_path / "out", progress=True, overwrite=True)
+    shown = capfd.readouterr().err
+    assert re.search(rf"Applying: 100%.*{size / 1000:.1f}k/{size / 1000:.1f}k .*B/s", shown), shown
 
 
 def test_the_hubs_gpt2_keeps_its_names_and_buffers(models, tmp_path):
@@ -200,8 +271,19 @@ def slowly(self, *arguments):
 writer.SafetensorsWriter.write = slowly
 vector = TaskVector.from_finetuned(base, tuned)
 print("ready", flush=True)
-vector.apply(base, out, scale=-0.3, max_shard_size="1MB")
+vector.apply(base, out, scale=-0.3, max_shard_size="1MB", overwrite=True)
 """
+
+
+def kill_while_applying(pair, script, out, generator):
+    """Kill -9 a run at some moment within 0.8 seconds."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(pair.base), str(pair.tuned), str(out)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    time.sleep(float(torch.rand(1, generator=generator)) * 0.8)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
 
 
 @pytest.mark.parametrize("moments", [6, pytest.param(60, marks=pytest.mark.slow)])
@@ -212,13 +294,7 @@ def test_killed_at_any_moment_it_leaves_nothing_and_resumes(larger, tmp_path, mo
     generator = torch.Generator().manual_seed(0)
     finished = 0
     for _ in range(moments):
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(larger.base), str(larger.tuned), str(out)], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        time.sleep(float(torch.rand(1, generator=generator)) * 0.8)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        kill_while_applying(larger, script, out, generator)
         if out.exists():  # it was quicker than the signal
             finished += 1
             assert weights(out) == expected
@@ -228,6 +304,28 @@ def test_killed_at_any_moment_it_leaves_nothing_and_resumes(larger, tmp_path, mo
     assert finished < moments
     larger.vector().apply(larger.base, out, scale=-0.3, max_shard_size="1MB")
     assert weights(out) == expected
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize("moments", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_leaves_the_old_output(larger, tmp_path, moments):
+    vector, script, out = larger.vector(), tmp_path / "slow.py", tmp_path / "out"
+    script.write_text(_SLOW)
+    options = {"max_shard_size": "1MB", "overwrite": True}
+    expected = weights(vector.apply(larger.base, tmp_path / "expected", scale=-0.3, **options))
+    old = weights(vector.apply(larger.base, out, scale=0.5, **options))
+    generator = torch.Generator().manual_seed(1)
+    kept = 0
+    for _ in range(moments):
+        kill_while_applying(larger, script, out, generator)
+        if not out.exists():  # killed between two renames
+            out = Path((tmp_path / ".out.replaced").rename(out))
+        kept += weights(out) == old
+        if weights(out) != old:  # it was quicker than the signal
+            assert weights(out) == expected
+            vector.apply(larger.base, out, scale=0.5, **options)
+    assert kept
+    assert weights(vector.apply(larger.base, out, scale=-0.3, **options)) == expected
     assert not list(tmp_path.glob(".out*"))
 
 
@@ -363,6 +461,9 @@ def test_bad_arguments(models, tmp_path):
         vector.apply(pair.base, tmp_path / "out", threads=0)
     with pytest.raises(BadValueError, match="not a device that torch knows"):
         vector.apply(pair.base, tmp_path / "out", device="abacus")
+    with pytest.raises(BadValueError, match=r"device='cuda:99' is not a device .* finds here"):
+        vector.apply(pair.base, tmp_path / "out", device="cuda:99")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(BadValueError, match="use applied_to"):
         vector.apply(tiny.make("llama"), tmp_path / "out")
     with pytest.raises(ChangedSourceError, match="not the base"):

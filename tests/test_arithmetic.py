@@ -5,13 +5,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.arithmetic import Sum, Term, parse_dtype, round_once
-from hf_taskvec.delta import Dense, Difference
+from hf_taskvec.delta import Dense, Difference, LowRank
 from hf_taskvec.exact import exact_difference, exact_format
 from hf_taskvec.tensors import InMemory, Source
 
@@ -144,6 +145,67 @@ def test_other_scales_are_one_unit_off_at_most_and_rarely(dtype: torch.dtype, sc
     for i in wrong:
         size = max(abs(base[i].item()), abs(scale * (tuned[i].item() - base[i].item())))
         assert abs(Fraction(out[i].item()) - exact[i]) <= Fraction(2) ** (math.frexp(size)[1] - digits)
+
+
+def _misrounded(base: torch.Tensor, terms: list[Term]) -> float:
+    """The share of elements that are not fp64 rounded once; none may be a unit of the larger summand away from it."""
+    out = torch.empty_like(base)
+    Sum(tuple(base.shape), terms, InMemory(base)).into(out, "w")
+    change = Sum(tuple(base.shape), terms).rows(0, base.shape[0])
+    exact = base.double() + change
+    unit = 2.0 ** (torch.frexp(torch.maximum(base.double().abs(), change.abs()))[1] - 8).double()
+    # Half a unit of a result that is larger than both is a whole unit of theirs.
+    assert ((out.double() - exact).abs() / unit).max() < 1.001
+    return (out != tiny.nearest(exact, base.dtype)).double().mean().item()
+
+
+def _factors(rank: int, size: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random factors of a change that is as large as `size`."""
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(1024, rank, generator=generator), torch.randn(rank, 1024, generator=generator)
+    return left * (size / rank**0.5), right
+
+
+def _low_rank(*factors: torch.Tensor) -> LowRank:
+    return LowRank(*map(InMemory, factors))
+
+
+_WEIGHTS = 0.02
+
+
+@pytest.mark.parametrize("size", [0.01, 0.1, 1.0, 10.0])
+def test_a_low_rank_result_is_rarely_off(size: float) -> None:
+    """One change of rank 32, from a hundredth of the weights' size to ten times it."""
+    base = (torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)) * _WEIGHTS).bfloat16()
+    assert _misrounded(base, [Term(-1.0, _low_rank(*_factors(32, size * _WEIGHTS, 1)))]) < 5e-5
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_low_rank_changes_that_cancel_are_rarely_off(size: float, stacked: bool) -> None:
+    """Two changes that share most of what they do: as two terms, and as one with the factors of both."""
+    base = (torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)) * _WEIGHTS).bfloat16()
+    left, right = _factors(16, size * _WEIGHTS, 1)
+    nearly = left + _factors(16, _WEIGHTS, 2)[0]
+    terms = [Term(1.0, _low_rank(left, right)), Term(-1.0, _low_rank(nearly, right))]
+    if stacked:
+        terms = [Term(1.0, _low_rank(torch.cat([left, -nearly], dim=1), torch.cat([right, right])))]
+    assert _misrounded(base, terms) < 5e-5
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 1e-4), (torch.float16, 5e-4)])
+@pytest.mark.parametrize("weights", [(0.3, -0.7), (-0.6, 0.2), (0.3, -0.7, 0.2), (-0.6, 0.2, 0.1)])
+def test_several_decimal_weights_are_rarely_off(dtype: torch.dtype, most: float, weights: tuple[float, ...]) -> None:
+    """Against the expression as it is written, in fp64 and rounded once: decimal weights make many ties."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(512, 1024, generator=generator) for _ in range(len(weights) + 1)]
+    base = (noise[0] * 0.02).to(dtype)
+    tuned = [(base.float() + each * 0.002).to(dtype) for each in noise[1:]]
+    exact = base.double() + sum(w * (t.double() - base.double()) for w, t in zip(weights, tuned, strict=True))
+    source, out = InMemory(base), torch.empty_like(base)
+    terms = [Term(w, Difference(source, InMemory(t))) for w, t in zip(weights, tuned, strict=True)]
+    Sum(tuple(base.shape), terms, source).into(out, "w")
+    assert (out != tiny.nearest(exact, dtype)).double().mean() < most
 
 
 class Counted(Source):

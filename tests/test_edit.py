@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, UnsupportedError
+from hf_taskvec.live import OnDisk
 
 
 def state(model):
@@ -47,6 +48,28 @@ def test_live_is_streamed_to_the_last_bit(models, tmp_path, architecture, dtype)
             assert same(model, state(streamed))
             assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, min_new_tokens=2).shape == (1, 4)
         assert same(model, before)
+
+
+@pytest.mark.parametrize("dtype", tiny.DTYPES)
+@pytest.mark.parametrize("architecture", ["phi", "gpt2"])
+def test_live_is_streamed_at_any_scale_and_for_any_mixture(models, tmp_path, architecture, dtype):
+    pair = models.pair(architecture, dtype)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before = state(model)
+    dense, factors = pair.vector(), low_rank(model, size=0.1)
+    targets = ["q_proj", "fc1"] if architecture == "phi" else ["c_attn"]
+    config = LoraConfig(r=2, target_modules=targets, use_dora=True, fan_in_fan_out=architecture == "gpt2")
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base, dtype=torch.float32), config)
+    dora = TaskVector.from_adapter(tiny.shake(adapter, 0.1))
+    mixed = 0.3 * dense - 0.7 * factors.named("factors") + 0.2 * dora.named("dora")
+    for number, vector in enumerate((dense, factors, dora, mixed)):
+        edit = vector.edit(model)
+        for scale in (1.0, -1.0, -0.3):
+            out = vector.apply(pair.base, tmp_path / f"out{number}", scale=scale, overwrite=True)
+            edit.set_scale(scale)
+            assert same(model, state(AutoModelForCausalLM.from_pretrained(out)))
+        edit.restore()
+    assert same(model, before)
 
 
 def test_a_scale_is_set_from_the_original_and_everything_is_restored(models):
@@ -103,6 +126,26 @@ def test_it_is_restored_after_an_exception_and_kept_on_demand(models):
     assert same(model, tuned)
 
 
+def test_a_block_also_ends_the_edits_that_are_open_inside(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before, opened = state(model), []
+    with pytest.raises(ZeroDivisionError), pair.vector().applied_to(model, 0.5):
+        opened.append(pair.vector().edit(model, -2.0))
+        opened.append(low_rank(model).edit(model, merge=False))
+        _ = 1 / 0
+    assert same(model, before)
+    for edit in opened:
+        with pytest.raises(BadValueError, match="this edit is over"):
+            edit.set_scale(1.0)
+    with pair.vector().applied_to(model) as edit:  # nothing is in the way of the next one
+        edit.restore()
+        later = pair.vector().edit(model, 0.5)
+    assert not same(model, before)  # an edit that is over ends no other
+    later.restore()
+    assert same(model, before)
+
+
 def test_edits_end_in_the_order_of_a_stack(models):
     pair = models.pair("llama")
     model = AutoModelForCausalLM.from_pretrained(pair.base)
@@ -139,6 +182,9 @@ def test_the_original_can_be_reread_instead_of_copied(models):
     assert same(model, state(AutoModelForCausalLM.from_pretrained(pair.tuned)))
     edit.restore()
     assert same(model, before)
+    with pair.vector().applied_to(model, original=pair.base) as edit:
+        assert all(not hasattr(source, "tensor") for source in edit._originals.values())
+    assert same(model, before)
     with pytest.raises(ChangedSourceError, match="is not what the live model was loaded from"):
         pair.vector().edit(model, original=pair.tuned)
 
@@ -166,6 +212,36 @@ def test_offloaded_models(models, tmp_path, architecture, where):
             edit.set_scale(0)
             assert torch.equal(model(tokens).logits, before)
         assert torch.equal(model(tokens).logits, before)
+        factors = low_rank(plain)
+        with factors.applied_to(model, -0.5, merge=False), factors.applied_to(plain, -0.5):
+            assert torch.allclose(model(tokens).logits, plain(tokens).logits, atol=1e-5)
+            assert not torch.allclose(model(tokens).logits, before, atol=1e-2)
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_what_is_offloaded_to_disk_is_not_copied_and_edits_of_it_nest(models, tmp_path):
+    from accelerate import disk_offload
+
+    pair = models.pair("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    disk_offload(model, tmp_path / "offload", execution_device=torch.device("cpu"))
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = model(tokens).logits
+        with pair.vector().applied_to(model, 0.5) as outer:
+            assert all(isinstance(source, OnDisk) for source in outer._originals.values())
+            at_half = model(tokens).logits
+            with pair.vector().applied_to(model, -2.0):
+                assert not torch.equal(model(tokens).logits, at_half)
+            assert torch.equal(model(tokens).logits, at_half)
+            outer.set_scale(1.0)
+            outer.set_scale(0.5)
+            assert torch.equal(model(tokens).logits, at_half)
+        assert torch.equal(model(tokens).logits, before)
+        pair.vector().edit(model, 0.5).keep()
+        with pair.vector().applied_to(model, 3.0):
+            pass
+        assert torch.equal(model(tokens).logits, at_half)  # what was kept, not what is on the disk
 
 
 def test_a_device_map_with_disk_offload(models, tmp_path):
@@ -309,6 +385,28 @@ def test_beams_share_their_rows_scale(models):
         model(tokens)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_positions_are_not_taken_for_rows(models, wrapped):
+    """OPT flattens two rows of three positions: three scales must not pass for its six rows."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair("opt").base)
+    vector = low_rank(model).filter(include=["*fc1.weight", "*fc2.weight"])
+    if wrapped:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    tokens = torch.tensor([[1, 5, 7], [1, 5, 3]])
+    with vector.applied_to(model, merge=False) as edit:
+        edit.set_row_scales([0.0, 0.5, 1.0])
+        for call in (
+            lambda: model(tokens),
+            lambda: model(input_ids=tokens),
+            lambda: model.generate(input_ids=tokens, max_new_tokens=2),
+        ):
+            with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
+                call()
+        edit.set_row_scales([0.0, 1.0])
+        model(tokens)
+    model(tokens)  # nothing is left that would check
+
+
 def test_lora_biases_can_be_attached(models, tmp_path):
     pair = models.pair("phi")
     config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_bias=True, init_lora_weights=False)
@@ -368,6 +466,12 @@ def test_what_an_attached_edit_cannot_do(models):
         attached.keep()
     with pytest.raises(BadValueError, match="at least one scale"):
         attached.set_row_scales([])
+    tokens = torch.tensor([[1, 2, 3]] * 2)
+    attached.set_row_scales([0.5, 1.0])
+    logits = model(tokens).logits
+    with pytest.raises(BadValueError, match="scale of nan"):
+        attached.set_scale(float("nan"))
+    assert torch.equal(model(tokens).logits, logits)  # the rows keep theirs
     attached.restore()
     merged = pair.vector().edit(model)
     assert not hasattr(merged, "set_row_scales")
@@ -399,6 +503,10 @@ def test_models_that_do_not_fit(models):
     model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
     with pytest.raises(UnsupportedError, match="wrapped by OptimizedModule"):
         vector.edit(torch.compile(model))
+    compiled = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
+    compiled.compile()
+    with pytest.raises(UnsupportedError, match=r"compiled in place.*load it again"):
+        vector.edit(compiled)
     before = state(model)
     with pytest.raises(BadValueError, match="scale of nan"):
         vector.edit(model, float("nan"))
