@@ -343,7 +343,7 @@ def test_the_sweep_holds_two_models_whole(monkeypatch: pytest.MonkeyPatch) -> No
 def candidates(report: UnlearningReport, forget: dict[float, float], target: float) -> UnlearningReport:
     """The report as it would be if the forget book had these scores on the choosing half."""
     assert report.choice is not None
-    made = tuple(Candidate(scale, score, target, 0.0, False) for scale, score in forget.items())
+    made = tuple(Candidate(scale, score, target, score <= target, 0.0, False) for scale, score in forget.items())
     choice = dataclasses.replace(report.choice, scale=None, reason="no λ qualifies", candidates=made, confirmation=None)
     return dataclasses.replace(report, choice=choice)
 
