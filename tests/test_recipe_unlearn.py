@@ -43,6 +43,7 @@ SMALL = {
     "prompt-length": 8,
     "answer-length": 10,
     "refine": 1,
+    "certain": "false",
     "lora-rank": 4,
 }
 SCALES = ["--scales", "0", "-0.5", "-1"]

@@ -179,7 +179,7 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_text())
-    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == 2
+    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == VERSION
     assert plain["protocol"]["hash"] == SHORT.hash
     assert not list(tmp_path.glob(".*"))
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
