@@ -25,3 +25,5 @@ def main(folders: Path, *flags: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    processes().wait_for_everyone()
+    processes().destroy_process_group()  # or a thread of it may outlive the interpreter

@@ -43,3 +43,5 @@ def main(base: str, output: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    processes().wait_for_everyone()
+    processes().destroy_process_group()  # or a thread of it may outlive the interpreter

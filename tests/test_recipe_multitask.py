@@ -205,6 +205,7 @@ def assert_close(found: Any, wanted: Any) -> None:
         assert found == wanted
 
 
+@pytest.mark.slow
 def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
     """The same results as one process with both; what is wrong with one process's book, both refuse."""
     base = str(next((folder / "cache").glob("base-*")))
