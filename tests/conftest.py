@@ -27,6 +27,8 @@ if "huggingface_hub" in sys.modules:
 
 _HUB = HubServer().start()
 os.environ.update(_HUB.environment())
+# In each worker, and in the processes that tests launch: the bits of a matrix product hang on the number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 # The same examples in every run: a failure that a developer sees is the one that CI sees.
@@ -36,6 +38,14 @@ settings.load_profile("reproducible")
 
 def pytest_unconfigure() -> None:
     _HUB.stop()
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """No test leaves torch with another number of threads: what runs after it would have other last bits."""
+    yield
+    if "torch" in sys.modules:
+        assert sys.modules["torch"].get_num_threads() == 1
 
 
 @pytest.fixture

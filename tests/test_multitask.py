@@ -238,12 +238,8 @@ def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) 
 # Processes.
 
 
-def test_processes_agree(base: Path, tmp_path: Path) -> None:
-    """Each task is trained by one process, and tensors meet as sums of one number and zeros: nothing is reordered.
-
-    Mostly the bits are the same. But matrix kernels may round another way from run to run, and the first steps of AdamW
-    make a whole step of the smallest gradient: so a thousandth of each tensor's norm is allowed.
-    """
+def test_processes_agree_to_the_last_bit(base: Path, tmp_path: Path) -> None:
+    """Each task is trained by one process, and tensors meet as sums of one number and zeros: nothing is reordered."""
     options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     launch = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
     script = [str(HERE / "launched_rounds.py"), str(base), str(tmp_path / "two")]
@@ -255,11 +251,9 @@ def test_processes_agree(base: Path, tmp_path: Path) -> None:
         run(base, tmp_path / "one" / name, merge=merge)
     run(base, tmp_path / "one" / "lora", LORA)
     for name in (*MERGES, "lora"):
-        one, two = tmp_path / "one" / name, tmp_path / "two" / name
-        assert files(one).keys() == files(two).keys()
-        found = load_file(two / STATE)
-        for key, wanted in load_file(one / STATE).items():
-            assert (found[key].double() - wanted.double()).norm() <= 1e-3 * wanted.double().norm(), (name, key)
+        one, two = files(tmp_path / "one" / name), files(tmp_path / "two" / name)
+        assert one.keys() == two.keys()
+        assert [file for file in one if one[file] != two[file]] == [], name
     refusals = [(tmp_path / "two" / f"refused-{rank}.txt").read_text() for rank in (0, 1)]
     assert all("'b' belongs to this process, which has no data for it" in text for text in refusals)
 

@@ -78,7 +78,6 @@ def align(
     models = {name: Edited(base, vectors[name]) for name in data}
     # A handful of passages each: several positions of each are compared, not its last one alone.
     found = correlation_matrix(models, data, tokenizer=tokenizer, pooling="sample")
-    # A product's last bits may differ from run to run, with where its memory happens to lie. The report's shall not.
-    alphas = {other.name: round(found[first.name, other.name], 9) for other in others}
+    alphas = {other.name: found[first.name, other.name] for other in others}
     kept = [alphas[other.name] for other in others if other.role == "retain"] or list(alphas.values())
     return Alignment(first.name, alphas, recommend_scales(max(kept)))

@@ -225,6 +225,7 @@ def test_few_threads_hold_large_matrices(monkeypatch: pytest.MonkeyPatch, total:
         return workers(1)
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(ranks, "workers", watched)
     monkeypatch.setattr(spectrum, "_TOTAL_BYTES", total)
     names = [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in range(3)]
