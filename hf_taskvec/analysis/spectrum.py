@@ -1,7 +1,7 @@
 """The largest singular value of a matrix that is a product of factors, or comes in tiles.
 
-Of factors it is that of a small core. Otherwise a block Krylov method (Musco and Musco 2015) looks for it: in each step
-every tile is read once, for the product with the matrix and with its transpose together.
+Of factors it is that of a small core. Otherwise Lanczos's method looks for it: in each step every tile is read once, for
+the product with the matrix and with its transpose together.
 """
 
 import math
@@ -15,9 +15,9 @@ from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
 from hf_taskvec.measure import tiles_of
 
-_BLOCK = 4  # vectors that go through a tile at once: hardly dearer than one
-_MOST_STEPS = 40
-_ROWS = 64  # of a held matrix in one product and its return: they stay in the cache
+_MOST_STEPS = 64
+_NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
+_ROWS = 128  # of a held matrix in one product and its return: they stay in the cache
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
 _HELD_BYTES = 1 << 28
 _TOTAL_BYTES = 1 << 29  # of what all threads hold
@@ -141,25 +141,31 @@ def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
-    """The largest singular value, by a growing Krylov space, until a step changes it by less than `tolerance` of it."""
-    generator = torch.Generator().manual_seed(0)
-    block = torch.linalg.qr(torch.randn(size, min(_BLOCK, size), generator=generator)).Q
-    basis, images, gram = block, torch.zeros(0), torch.zeros(0, 0, dtype=torch.float64)
-    before, found = 0.0, 0.0
-    for _ in range(_MOST_STEPS):
-        image, back = _both_products(tiles, block, unit)
-        images = torch.cat([images, image], dim=1) if images.numel() else image
-        gram = _bordered(gram, (images.T @ image).double())
-        # Of the matrix within the basis, so never too large.
-        found = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
-        if found - before <= tolerance * found or basis.shape[1] >= size:
+    """The largest singular value, in a growing Krylov space, until two steps change it by less than `tolerance` of it.
+
+    Vectors are rows here: products of a tile with a row are faster than with a column, and than with several.
+    """
+    vector = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
+    basis, images = torch.zeros(0, size), torch.zeros(0)
+    gram = torch.zeros(0, 0, dtype=torch.float64)
+    found, quiet, least = 0.0, 0, 0.0
+    for _ in range(min(_MOST_STEPS, size)):
+        for _ in range(2):  # twice is enough (Kahan): orthogonal to all before
+            vector = vector - (vector @ basis.T) @ basis
+        length = vector.norm().item()
+        if length <= least:  # the matrix maps the basis into itself: nothing is left to find
             break
-        before = found
-        grown = back
-        for _ in range(2):  # twice is enough (Kahan): the new block orthogonal to all before
-            grown = grown - basis @ (basis.T @ grown)
-        block = torch.linalg.qr(grown).Q[:, : size - basis.shape[1]]
-        basis = torch.cat([basis, block], dim=1)
+        vector = vector / length
+        basis = torch.cat([basis, vector])
+        image, back = _both_products(tiles, vector, unit)
+        images = torch.cat([images, image]) if images.numel() else image
+        gram = _bordered(gram, (images @ image.T).double())
+        # Of the matrix within the basis, so never too large.
+        before, found = found, torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
+        quiet = quiet + 1 if found - before <= tolerance * found else 0
+        if quiet == 2:
+            break
+        vector, least = back, _NOISE * back.norm().item()
     return found * unit
 
 
@@ -173,11 +179,11 @@ def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return grown
 
 
-def _both_products(tiles: Tiles, block: torch.Tensor, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A X` and `A' A X`, each tile of A read once."""
-    images, back = [], torch.zeros_like(block)
+def _both_products(tiles: Tiles, vector: torch.Tensor, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x A'` and `x A' A`, each tile of A read once."""
+    images, back = [], torch.zeros_like(vector)
     for tile in tiles():
-        image = tile @ block / unit
+        image = vector @ tile.T / unit
         images.append(image)
-        back.addmm_(tile.T, image, alpha=1 / unit)
-    return torch.cat(images), back
+        back.addmm_(image, tile, alpha=1 / unit)
+    return torch.cat(images, dim=1), back

@@ -215,6 +215,18 @@ def test_spectral_norms_of_many_tiles(monkeypatch: pytest.MonkeyPatch, held: int
     assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("values", [[1.0], [3.0, 1.0], [2.0] * 40, [1.05] + [1.0] * 99, [1e-3] + [9.99e-4] * 50])
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-9])
+def test_spectral_norms_where_the_search_runs_out_of_directions(values: list[float], tolerance: float) -> None:
+    """Few different singular values: soon all directions are found, and what is left is rounding."""
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(side, len(values), dtype=torch.float64)).Q for side in (150, 120))
+    matrix = ((left * torch.tensor(values)) @ right.T).float()
+    name = "model.layers.0.self_attn.o_proj.weight"
+    (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=tolerance).matrices
+    assert found.spectral == pytest.approx(max(values), rel=1e-6)
+
+
 @pytest.mark.parametrize(("total", "expected"), [(10_000, 1), (4 * 60 * 50 * 3, 3), (1 << 29, 8)])
 def test_few_threads_hold_large_matrices(monkeypatch: pytest.MonkeyPatch, total: int, expected: int) -> None:
     """What all threads hold stays within a budget, however many torch has."""

@@ -78,7 +78,9 @@ def job_factor_cosines(folder: str) -> None:
 
 def job_model_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
+    from hf_taskvec.checkpoint import open_checkpoint
 
+    open_checkpoint(Path(folder) / "base")  # imports transformers
     with Watch(warm=1 << 28):
         stable_ranks(Path(folder) / "base", progress=False)
 
