@@ -200,19 +200,9 @@ def weights_size(where: str, token: str | None = None) -> int | None:
 
 def load_vector(where: str, name: str | None = None, token: str | None = None) -> "TaskVector":
     """A saved task vector, or that of a LoRA adapter, from a folder or the Hub."""
-    from hf_taskvec.checkpoint import locate
-    from hf_taskvec.vector import TaskVector
+    from hf_taskvec.opening import open_vector
 
-    folder, shown, _ = locate(where, None, token, ["taskvec.json", "adapter_config.json"])
-    if (folder / "taskvec.json").exists():
-        vector = TaskVector.load(where, token=token)
-    elif (folder / "adapter_config.json").exists():
-        vector = TaskVector.from_adapter(where, token=token)
-    else:
-        raise MissingFileError(
-            f"{shown} is no task vector and no adapter. Make a vector with: taskvec extract BASE TUNED"
-        )
-    return vector.named(name) if name else vector
+    return open_vector(where, name=name, token=token)
 
 
 def named_paths(given: Sequence[str]) -> dict[str, str]:

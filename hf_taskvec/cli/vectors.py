@@ -64,6 +64,7 @@ def extract(
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """
+    from hf_taskvec.opening import open_vector
     from hf_taskvec.store import JSON_NAME
 
     if len(models) > 2:
@@ -73,25 +74,10 @@ def extract(
         sizes = {where: weights_size(where, token) for where in models}
         written = 0 if reference else list(sizes.values())[-1]
         return Plan(sizes, {output.name: written}, STREAMING).result(output).show(json)
-    vector = _extracted(models, name, vocabulary, token)
+    base = models[0] if len(models) == 2 else None
+    vector = open_vector(models[-1], base, name=name, vocabulary=vocabulary, token=token)
     _save(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None
-
-
-def _extracted(models: list[str], name: str | None, vocabulary: str | None, token: str | None) -> "TaskVector":
-    from hf_taskvec.checkpoint import WEIGHTS, locate
-    from hf_taskvec.vector import TaskVector
-
-    tuned = models[-1]
-    folder, _, commit = locate(tuned, None, token, ["adapter_config.json", "*.index.json"])
-    is_adapter = (folder / "adapter_config.json").exists()
-    if is_adapter and (commit is not None or not any((folder / file).exists() for file in WEIGHTS)):
-        if vocabulary is not None:
-            raise BadValueError("--vocabulary is for full fine-tunes; an adapter has none of its own.")
-        return TaskVector.from_adapter(tuned, models[0] if len(models) == 2 else None, name=name, token=token)
-    if len(models) == 1:
-        raise BadValueError(f"{Path(tuned).name} is a full model: give its base first, taskvec extract BASE TUNED.")
-    return TaskVector.from_finetuned(models[0], tuned, name=name, vocabulary=vocabulary, token=token)
 
 
 def _save(vector: "TaskVector", output: Path, as_json: bool, **options: Any) -> None:

@@ -1,17 +1,21 @@
 """The recipe that reports on a base and its fine-tunes: real (tiny) models, an adapter and a saved vector."""
 
 import copy
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evaluation.tiny import STORY, make_books, make_tokenizer, tiny_llama, train
+from hub_server import HubServer
 from peft import LoraConfig, get_peft_model
 from tiny import TinyModels
 
-from hf_taskvec import TaskVector
+from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.errors import MismatchError
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "analyze.py"
 
@@ -34,17 +38,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RECIPE), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+def load_recipe() -> Any:
+    spec = importlib.util.spec_from_file_location("analyze", RECIPE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def analyze(*arguments: object) -> str:
+    """The report that the recipe writes."""
+    return load_recipe().main([str(argument) for argument in arguments]).read_text("utf-8")
 
 
 def test_everything(folder: Path, tmp_path: Path) -> None:
     texts = [folder / "lamps.txt", folder / "boats.txt"]
     options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--epochs", folder / "full"]
-    result = analyze(folder / "base", folder / "full", folder / "lora", *options, "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    report = (tmp_path / "analysis.md").read_text("utf-8")
+    report = analyze(folder / "base", folder / "full", folder / "lora", *options, "--output", tmp_path)
     for title in (
         "The vectors",
         "Cosines",
@@ -69,9 +79,7 @@ def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> N
     """Each task may be the one without a vector; `saved` is half of `full`, and spans no plane with it."""
     texts = [folder / "lamps.txt", folder / "lamps.txt", folder / "boats.txt"]
     options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
-    result = analyze(folder / "base", folder / "full", folder / "saved", folder / "lora", *options)
-    assert result.returncode == 0, result.stderr
-    report = (tmp_path / "analysis.md").read_text("utf-8")
+    report = analyze(folder / "base", folder / "full", folder / "saved", folder / "lora", *options)
     assert "## Transfer" in report and "| lora | full, saved |" in report
     assert "Not drawn: the two vectors are parallel" in report
     for pair in ("full, saved", "full, lora", "saved, lora"):
@@ -79,26 +87,20 @@ def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> N
 
 
 def test_weights_alone(folder: Path, tmp_path: Path) -> None:
-    result = analyze(folder / "base", folder / "full", folder / "saved", "--names", "a", "b", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    report = (tmp_path / "analysis.md").read_text("utf-8")
+    report = analyze(folder / "base", folder / "full", folder / "saved", "--names", "a", "b", "--output", tmp_path)
     assert "| a | full fine-tune | dense |" in report and "correlation.png" not in report
     one = analyze(folder / "base", folder / "lora", "--output", tmp_path / "one")
-    assert one.returncode == 0, one.stderr
-    assert "Cosines need two vectors" in (tmp_path / "one" / "analysis.md").read_text("utf-8")
+    assert "Cosines need two vectors" in one
 
 
 def test_epochs_of_every_kind(folder: Path, tmp_path: Path) -> None:
     """Saved vectors, as training writes them, adapters and checkpoints."""
     steps = [folder / "saved", folder / "full", folder / "lora"]
-    result = analyze(folder / "base", folder / "full", "--epochs", *steps, "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    report = (tmp_path / "analysis.md").read_text("utf-8")
+    report = analyze(folder / "base", folder / "full", "--epochs", *steps, "--output", tmp_path)
     assert "## Epoch by epoch" in report and "\n| 2 |" in report and "\n| 3 |" in report
     assert re.search(r"\n\| 2 \| [\d.]+% \| 1\.000 \|", report)  # `saved` is half of `full`: the second half is as long
     again = analyze(folder / "base", folder / "full", "--epochs", *steps[:1] * 2, "--output", tmp_path / "again")
-    assert again.returncode == 0, again.stderr
-    assert "Not measured: epoch 2 changed nothing" in (tmp_path / "again" / "analysis.md").read_text("utf-8")
+    assert "Not measured: epoch 2 changed nothing" in again
 
 
 def test_what_a_vector_leaves_alone(folder: Path, tmp_path: Path) -> None:
@@ -110,9 +112,7 @@ def test_what_a_vector_leaves_alone(folder: Path, tmp_path: Path) -> None:
     norms = {n: vector.dense(n) * ("norm" in n) for n in vector}
     TaskVector.from_tensors(norms).save(tmp_path / "zeros")
     tuned = [tmp_path / "attention", tmp_path / "norms", tmp_path / "zeros"]
-    result = analyze(folder / "base", *tuned, "--output", tmp_path / "out")
-    assert result.returncode == 0, result.stderr
-    report = (tmp_path / "out" / "analysis.md").read_text("utf-8")
+    report = analyze(folder / "base", *tuned, "--output", tmp_path / "out")
     assert re.search(
         r"\| attention \| [\d.]+ \| Q [\d.]+, .*MLP-1 unchanged, MLP-2 unchanged \| no MLP changed \|", report
     )
@@ -127,9 +127,7 @@ def test_names_with_spaces_and_other_settings(folder: Path, tmp_path: Path) -> N
     tuned = [folder / "base", folder / "full", folder / "lora", "--names", "the lamps", "the boats"]
     for size, rows in ((2, 3), (3, 4)):
         options = ["--data", *texts, "--rows", rows, "--max-length", 16, "--landscape", size, "--output", tmp_path]
-        result = analyze(*tuned, *options)
-        assert result.returncode == 0, result.stderr
-        report = (tmp_path / "analysis.md").read_text("utf-8")
+        report = analyze(*tuned, *options)
         shown = re.findall(r"\]\((.+?)\)", report)
         assert "linearity_the_lamps-the_boats.png" in shown and "landscape.png" in shown
         assert not any(" " in name for name in shown) and all((tmp_path / name).exists() for name in shown)
@@ -139,21 +137,32 @@ def test_names_with_spaces_and_other_settings(folder: Path, tmp_path: Path) -> N
 def test_a_vector_of_another_model(folder: Path, models: TinyModels, tmp_path: Path) -> None:
     models.pair("gpt2").vector().save(tmp_path / "gpt2")
     for arguments in ([tmp_path / "gpt2"], [folder / "full", "--epochs", tmp_path / "gpt2"]):
-        result = analyze(folder / "base", *arguments, "--output", tmp_path / "out")
-        assert result.returncode == 1 and "0 of" in result.stderr and "Traceback" not in result.stderr
+        with pytest.raises(MismatchError, match="0 of"):
+            analyze(folder / "base", *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_from_the_hub(folder: Path, hub: HubServer, tmp_path: Path) -> None:
+    """A base and fine-tunes of any kind by their ids, also at a revision."""
+    commits = {name: hub.add_repo(f"me/{name}", folder / name) for name in ("base", "full", "lora", "saved")}
+    hub.add_repo("me/base", {"README.md": b"Newer, and without weights."})
+    text = ["--data", *[folder / "lamps.txt"] * 3, "--rows", 2, "--max-length", 8]
+    base = f"me/base@{commits['base']}"
+    report = analyze(base, "me/full@main", "me/lora", "me/saved", *text, "--output", tmp_path)
+    for row in ("| full | full fine-tune | dense |", "| lora | LoRA adapter", "| saved | 0.5*live"):
+        assert row in report
+    assert "## Gradients" in report
 
 
 def test_bad_input(folder: Path, tmp_path: Path) -> None:
     base, full, empty = folder / "base", folder / "full", tmp_path / "empty.txt"
     empty.write_text("")
-    taken = analyze(base, full, "--output", empty)
-    assert taken.returncode == 1 and "empty.txt cannot be made a folder" in taken.stderr
     for arguments, message in [
         ([full, full, "--names", "a", "a"], "2 different names"),
         ([full, "--data", tmp_path / "missing.txt"], "no file 'missing.txt'"),
         ([full, folder / "lora", "--data", folder / "lamps.txt"], "2 files"),
-        ([tmp_path / "nothing"], "neither a folder here nor a Hub id"),
+        ([tmp_path / "nothing"], "no folder 'nothing' at the given path"),
+        (["nothing"], "'nothing' is neither a folder here nor a repository"),
         ([full, folder / "lora", "--names", "a/x", "b"], "as for a file"),
         ([full, folder / "lora", "--names", "a b", "a_b"], "would be the same"),
         ([full, "--names", "the_base"], "would be the same"),
@@ -164,6 +173,17 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
         ([full, "--epochs", tmp_path / "nothing"], "nothing"),
         ([full, "--data", empty], "empty.txt gives 0 rows"),
     ]:
-        result = analyze(base, *arguments, "--output", tmp_path / "out")
-        assert result.returncode == 1 and message in result.stderr and "Traceback" not in result.stderr
+        with pytest.raises(TaskVectorError, match=message):
+            analyze(base, *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out" / "analysis.md").exists()
+
+
+def test_as_a_command(folder: Path, tmp_path: Path) -> None:
+    """One sentence for what is wrong; where the report is, when all is well."""
+    (tmp_path / "taken").write_text("")
+    command = [sys.executable, RECIPE, folder / "base", folder / "full", "--output"]
+    taken = subprocess.run([*command, tmp_path / "taken"], capture_output=True, text=True)
+    assert taken.returncode == 1 and taken.stdout == "" and "Traceback" not in taken.stderr
+    assert taken.stderr.startswith("error: taken cannot be made a folder")
+    done = subprocess.run([*command, tmp_path / "out"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith(f"Saved: {tmp_path / 'out' / 'analysis.md'}\n")
