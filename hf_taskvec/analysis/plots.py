@@ -78,7 +78,7 @@ def _signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
+def transfer_figure(transfer: "Transfer", low: float, high: float, names: "Sequence[str]") -> "Figure":
     """Theorem 3's region for two tasks, and the λ to try; the legend names only what is in the picture."""
     import numpy
     from matplotlib.figure import Figure
@@ -87,6 +87,8 @@ def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
 
     if len(transfer.gammas) != 2:
         raise BadValueError(f"the region can be drawn for two tasks, not for {len(transfer.gammas)}.")
+    if len(names) != 2:
+        raise BadValueError(f"names={list(names)} must be two: those of the tasks.")
     (one, other), needed, most = transfer.gammas, transfer.margin + transfer.c, transfer.c / transfer.beta
     low, high = min([low, *(s - 1 for s in transfer.scales)]), max([high, *(s + 1 for s in transfer.scales)])
     axis = numpy.linspace(low, high, 501)
@@ -113,7 +115,8 @@ def transfer_figure(transfer: "Transfer", low: float, high: float) -> "Figure":
     if transfer.scales:
         label = "closed form" if transfer.verdict == "works" else "least |λ|"
         axes.plot(*transfer.scales, "X", color="black", markersize=10, label=label, linestyle="")
-    axes.set(xlim=(low, high), ylim=(low, high), xlabel="λ of task 1", ylabel="λ of task 2", aspect="equal")
+    labels = {"xlabel": f"λ of {names[0]}", "ylabel": f"λ of {names[1]}"}
+    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", **labels)
     where = "Where Theorem 3 promises transfer" if transfer.scales else "Theorem 3 promises transfer nowhere"
     axes.set_title(f"{where}: γ = ({_signed(one)}, {_signed(other)})", fontsize=11.5)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,8 @@ def _transfers(report: Report, names: list[str], found: CorrelationMatrix) -> No
         scales = ", ".join(f"{scale:+.2f}".replace("-", "−") for scale in transfer.scales)
         rows.append([target, ", ".join(others), transfer.verdict, scales or "–"])
         if len(others) == 2:
-            report.figure(f"transfer_{label_for(target)}", transfer.figure, f"Theorem 3's region for {target}")
+            draw = partial(transfer.figure, names=others)
+            report.figure(f"transfer_{label_for(target)}", draw, f"Theorem 3's region for {target}")
     report.table(["task", "from the vectors of", "verdict", "λ"], rows)
 
 

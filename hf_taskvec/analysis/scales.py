@@ -96,11 +96,11 @@ class Transfer:
         needed, most = (self.margin + self.c) * (1 - 1e-12), self.c * (1 + 1e-12)
         return min(first, second) >= needed and all(abs(s) * self.beta <= most for s in scales)
 
-    def figure(self, low: float = -2.0, high: float = 3.0) -> "Figure":
-        """The region for two tasks, as figure 2 (B) of the paper."""
+    def figure(self, low: float = -2.0, high: float = 3.0, names: Sequence[str] = ("task 1", "task 2")) -> "Figure":
+        """The region for two tasks, as figure 2 (B) of the paper; from `low` to `high`, or further if need be."""
         from hf_taskvec.analysis.plots import transfer_figure
 
-        return transfer_figure(self, low, high)
+        return transfer_figure(self, low, high, names)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,14 @@ def test_a_region_of_three_tasks_has_no_plane() -> None:
         recommend_scales(gammas=(0.5, 0.4, 0.3)).transfer.figure()
 
 
+def test_a_region_names_its_tasks() -> None:
+    transfer = recommend_scales(gammas=(0.5, 0.4)).transfer
+    axes = transfer.figure(names=["oz", "pride"]).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("λ of oz", "λ of pride")
+    with pytest.raises(BadValueError, match="must be two"):
+        transfer.figure(names=["oz"])
+
+
 @pytest.mark.parametrize(
     ("gammas", "beta", "said"),
     [
