@@ -373,7 +373,8 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
 def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> list[str]:
     """The rows about two checkpoints, and a note on rounding.
 
-    Both sides are taken in turns, and the best of each counts: the machine may be doing other things.
+    Both sides are taken in turns, and the best of each counts: the machine may be doing other things. What one wrote is
+    removed before the next begins, so that all find the same memory free.
     """
     base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
     os.environ.pop(AS_IT_COMES, None)
@@ -382,13 +383,13 @@ def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> 
     ours, copies, theirs = [], [], []
     reading = f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
     for _ in range(3):
-        clear(out)
         ours.append(run("dense", base, tuned, out, -1.0)[0])
+        clear(out)
         copies.append(command(["sh", "-c", reading]))
         clear(folder / "copy")
         if mergekit_python:
-            clear(merged)
             theirs.append(mergekit(mergekit_python, folder, str(tuned), -1.0))
+            clear(merged)
     dense = min(ours, key=lambda each: each["seconds"])
     memory = "memory as it comes" if as_it_comes else "memory taken beforehand"
     row(
@@ -401,21 +402,19 @@ def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> 
         best = min(theirs, key=lambda each: each["seconds"])
         row(f"dense `base − τ`, against mergekit `task_arithmetic`; {memory}", dense, best)
     if as_it_comes:
-        clear(out, merged)
         return []
-    wrong, total = misrounded(folder, out, -1.0)
-    note = f"Elements that differ from fp64 rounded once, of {total:,}: ours {wrong:,} at λ = −1"
-    clear(out)
-    other = run("dense", base, tuned, out, -0.6)[0]
-    note += f", {misrounded(folder, out, -0.6)[0]:,} at λ = −0.6 ({other['seconds']:.1f} s)"
-    clear(out)
-    if mergekit_python:
-        note += f"; mergekit {misrounded(folder, merged, -1.0)[0]:,} at λ = −1"
-        clear(merged)
-        mergekit(mergekit_python, folder, str(tuned), -0.6)
-        note += f", {misrounded(folder, merged, -0.6)[0]:,} at λ = −0.6"
-        clear(merged)
-    return [note]
+    counts: dict[str, list[str]] = {"ours": [], "mergekit": []}
+    for scale in (-1.0, -0.6):
+        run("dense", base, tuned, out, scale)
+        wrong, total = misrounded(folder, out, scale)
+        counts["ours"].append(f"{wrong:,}")
+        clear(out)
+        if mergekit_python:
+            mergekit(mergekit_python, folder, str(tuned), scale)
+            counts["mergekit"].append(f"{misrounded(folder, merged, scale)[0]:,}")
+            clear(merged)
+    found = "; ".join(f"{side} {' and '.join(each)}" for side, each in counts.items() if each)
+    return [f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1 and −0.6: {found}."]
 
 
 def many(folder: Path, layers: int) -> None:
