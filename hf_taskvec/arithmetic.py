@@ -383,11 +383,17 @@ def round_once(
 
 
 def _has_subnormal(single: torch.Tensor, half: torch.Tensor) -> bool:
-    """Whether any number is subnormal in fp32: first a glance at the 16-bit numbers, where zeros count too."""
-    if not half.numel() or (half.view(torch.int16) & 0x7FFF).amin() >= 0x0080:
+    """Whether any number is subnormal in fp32: first a glance at the 16-bit numbers, where zeros count too.
+
+    Writes over `single`: fresh memory for each step would take longer than all of them.
+    """
+    if not half.numel():
         return False
-    magnitude = single.view(torch.int32) & 0x7FFFFFFF
-    return bool(((magnitude - 1) & 0x7FFFFFFF).amin() < 0x007FFFFF)  # 0 becomes the largest
+    glance = _buffer(2, tuple(half.shape), torch.int16, half.device)
+    if torch.bitwise_and(half.view(torch.int16), 0x7FFF, out=glance).amin() >= 0x0080:
+        return False
+    magnitude = single.view(torch.int32).bitwise_and_(0x7FFFFFFF)
+    return bool(magnitude.sub_(1).bitwise_and_(0x7FFFFFFF).amin() < 0x007FFFFF)  # 0 becomes the largest
 
 
 def dtype_name(dtype: torch.dtype) -> str:

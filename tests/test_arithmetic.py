@@ -173,6 +173,48 @@ def _low_rank(*factors: torch.Tensor) -> LowRank:
 _WEIGHTS = 0.02
 
 
+def numbers(kind: str, count: int = 1 << 18) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A bf16 base, a fine-tune and what is taken from it, as weights are or as they could be at worst."""
+    generator = torch.Generator().manual_seed(0)
+
+    def any_bits() -> torch.Tensor:
+        found = torch.randint(-(1 << 15), 1 << 15, (count,), generator=generator, dtype=torch.int16)
+        found = found.view(torch.bfloat16)
+        return torch.where(found.abs() < 1e30, found, 1.0)  # also -0, and numbers below 2**-126
+
+    base = 0.02 * torch.randn(count, generator=generator)
+    change = 0.002 * torch.randn(count, generator=generator)
+    if kind == "weights":
+        return base.bfloat16(), (base + change).bfloat16(), base.bfloat16()
+    if kind == "another model":
+        return (base + change.flip(0)).bfloat16(), (base + change).bfloat16(), base.bfloat16()
+    if kind == "sparse":
+        kept = torch.rand(count, generator=generator) < 0.3
+        return base.bfloat16() * kept, (base + change).bfloat16() * kept, base.bfloat16() * kept
+    if kind == "cancelling":
+        return base.bfloat16(), (0.3 * base).bfloat16(), (1.3 * base).bfloat16()
+    if kind == "tiny":
+        return tuple((2.0**-125 * torch.randn(count, generator=generator)).bfloat16() for _ in range(3))
+    assert kind == "any bits"
+    return any_bits(), any_bits(), any_bits()
+
+
+@pytest.mark.parametrize("kind", ["weights", "another model", "sparse", "cancelling", "tiny", "any bits"])
+@pytest.mark.parametrize("scale", [-0.6, -0.5, 0.1, 1 / 3, -2.5, 1.0009765625, 1e-3, 1e9 + 0.5, 1e-15])
+def test_a_sweep_has_the_bits_of_fp64_rounded_once(kind: str, scale: float) -> None:
+    """Whatever the numbers are: on its own base or another model's, sparse, cancelling, near the smallest."""
+    base, tuned, other = numbers(kind)
+    if scale > 1:
+        tuned, other = tuned.clamp(-1e20, 1e20), other.clamp(-1e20, 1e20)
+    found = Sum(base.shape, [Term(scale, Difference(InMemory(other), InMemory(tuned)))], InMemory(base))
+    out = torch.empty_like(base)
+    found.into(out, "w")
+    exact = base.double() + scale * (tuned.double() - other.double())
+    subnormal = (exact * 2.0**133).round() * 2.0**-133  # where bf16's numbers are the multiples of 2**-133
+    normal = tiny.nearest(exact, torch.bfloat16)
+    assert torch.equal(out, torch.where(exact.abs() < 2.0**-126, subnormal.bfloat16(), normal))
+
+
 @pytest.mark.parametrize("size", [0.01, 0.1, 1.0, 10.0])
 def test_a_low_rank_result_is_rarely_off(size: float) -> None:
     """One change of rank 32, from a hundredth of the weights' size to ten times it."""
