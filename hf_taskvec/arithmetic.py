@@ -373,12 +373,12 @@ def round_once(
     odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
     single = _buffer(2, size, torch.float32, rows.device).copy_(odd.view(torch.float64))
     result.copy_(single)
-    if name is not None and not result.sum().isfinite():
-        check_finite(rows, dtype, name)
     if dtype == torch.bfloat16 and _has_subnormal(single, result):
         # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
         tiny = rows.abs() < 2.0**-126
         result[tiny] = (rows[tiny] * 2.0**133).round_().mul_(2.0**-133).to(dtype)
+    if name is not None and not result.sum().isfinite():
+        check_finite(rows, dtype, name)  # rounds itself, and so writes over `single`
     return result
 
 

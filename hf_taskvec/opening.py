@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from hf_taskvec.checkpoint import WEIGHTS, locate
-from hf_taskvec.errors import BadValueError, MissingFileError
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.store import JSON_NAME
 from hf_taskvec.vector import TaskVector
 
 _ADAPTER = "adapter_config.json"
-_VECTOR = "taskvec.json"
 
 
 def open_vector(
@@ -20,29 +20,33 @@ def open_vector(
 ) -> TaskVector:
     """A task vector from a folder or a Hub id (`me/tuned`, `me/tuned@revision`) that holds one in any form.
 
+    A folder that holds both a whole model and an adapter is taken for the model if a base is given, else for the
+    adapter.
+
     Args:
         where: a saved task vector, a LoRA adapter, or a full fine-tune.
         base: the model that was fine-tuned: needed for a full fine-tune, and for an adapter whose base is not the one
-            that it names.
+            that it names. A saved vector has no use for it.
         name: what expressions call the vector.
-        vocabulary: for full fine-tunes: see `TaskVector.from_finetuned`.
+        vocabulary: for full fine-tunes alone: see `TaskVector.from_finetuned`.
         token: for Hub ids, as in transformers.
     """
-    folder, shown, commit = locate(where, None, token, [_VECTOR, _ADAPTER, "config.json"])
-    if (folder / _VECTOR).exists():
+    # Every model has a config: the Hub's client warns where no file is found at all.
+    folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
+    is_saved, is_adapter = (folder / JSON_NAME).exists(), (folder / _ADAPTER).exists()
+    is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
+    if is_adapter and is_whole and base is not None:
+        is_adapter = False
+    if vocabulary is not None and (is_saved or is_adapter):
+        raise BadValueError(f"vocabulary is for full fine-tunes, and {shown} is none.")
+    if is_saved:
         vector = TaskVector.load(where, token=token)
         return vector if name is None else vector.named(name)
-    # A folder of a whole model may also hold the adapter that was merged into it.
-    if (folder / _ADAPTER).exists() and (commit is not None or not _has_weights(folder)):
-        if vocabulary is not None:
-            raise BadValueError("vocabulary is for full fine-tunes; an adapter has none of its own.")
+    if is_adapter:
         return TaskVector.from_adapter(where, base, name=name, token=token)
     if base is None:
-        raise MissingFileError(
-            f"{shown} is no task vector and no adapter. Of a full fine-tune, give its base first: taskvec extract BASE TUNED"
+        raise BadValueError(
+            f"{shown} is no task vector and no adapter. If it is a full fine-tune, its vector needs the base as well: "
+            "taskvec extract BASE TUNED"
         )
     return TaskVector.from_finetuned(base, where, name=name, vocabulary=vocabulary, token=token)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any((folder / file).exists() for file in WEIGHTS)

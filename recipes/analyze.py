@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVectorError
 from hf_taskvec.analysis import report as sections
-from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.checkpoint import open_checkpoint, split_revision
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.experiment.materials import read_tokenizer
 from hf_taskvec.fit import check_fits
@@ -46,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     sections.geometry(report, vectors)
     sections.ranks(report, options.base, vectors, base.config)
     gradient = None
-    if rows is None:
-        report.section("With texts", "Give a text for each fine-tune (`--data`) for what needs forward passes.")
-    else:
+    if rows is not None:
         model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).to(options.device).eval()
         texts = sections.Texts(model, rows, options.batch_size)
         if len(vectors) > 1:
@@ -59,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             sections.landscape(report, vectors, texts, options.landscape)
     if steps:
         sections.epochs(report, steps, gradient)
+    if rows is None:
+        report.section("With texts", "Give a text for each fine-tune (`--data`) for what needs forward passes.")
     return report.save()
 
 
@@ -83,10 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[str]:
     """The vectors' names, when nothing is wrong with what was given."""
-    labels = [label_for(where.partition("@")[0]) for where in options.tuned]
-    names = options.names or [
-        label if labels.count(label) == 1 else f"{label}_{number}" for number, label in enumerate(labels, 1)
-    ]
+    names = options.names or unique(options.tuned)
     if len(names) != len(options.tuned) or len(set(names)) != len(names):
         raise BadValueError(f"--names needs {len(options.tuned)} different names, one for each fine-tune.")
     if options.data is not None and len(options.data) != len(options.tuned):
@@ -110,6 +107,16 @@ def check(options: argparse.Namespace) -> list[str]:
     except (RuntimeError, AssertionError) as error:
         raise BadValueError(f"--device {options.device} cannot be used ({str(error).splitlines()[0]}).") from None
     return names
+
+
+def unique(tuned: Sequence[str]) -> list[str]:
+    """Names made of the last parts of what is given: without revisions where that tells them apart."""
+    plain = [where if Path(where).exists() else split_revision(where, None)[0] for where in tuned]
+    for given in (plain, tuned):
+        labels = [label_for(where) for where in given]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [label if labels.count(label) == 1 else f"{label}_{n}" for n, label in enumerate(labels, 1)]
 
 
 def read_texts(options: argparse.Namespace, names: Sequence[str], config: Any) -> dict[str, list[list[int]]]:

@@ -28,7 +28,7 @@ if "huggingface_hub" in sys.modules:
 _HUB = HubServer().start()
 os.environ.update(_HUB.environment())
 # In each worker, and in the processes that tests launch: the bits of a matrix product hang on the number of threads.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
 # The same examples in every run: a failure that a developer sees is the one that CI sees.
@@ -45,7 +45,10 @@ def _threads() -> Iterator[None]:
     """No test leaves torch with another number of threads: what runs after it would have other last bits."""
     yield
     if "torch" in sys.modules:
-        assert sys.modules["torch"].get_num_threads() == 1
+        torch = sys.modules["torch"]
+        found = torch.get_num_threads()
+        torch.set_num_threads(1)
+        assert found == 1
 
 
 @pytest.fixture

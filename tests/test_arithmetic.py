@@ -351,6 +351,14 @@ def test_overflow_names_the_parameter_and_the_remedy() -> None:
     assert vector.dense("fc1.weight", "bfloat16").isfinite().all()
 
 
+def test_a_second_look_at_large_numbers_leaves_small_ones_alone() -> None:
+    """Near bf16's largest number the sum overflows, and is looked at again; the smallest are rounded as ever."""
+    for k in range(1, 40):
+        values = [(k + 0.5) * 2.0**-133 * (1 + 2.0**-40), 3.392e38, 3.392e38]
+        found = round_once(torch.tensor(values, dtype=torch.float64), torch.bfloat16, "w").double().tolist()
+        assert found[0] == (k + 1) * 2.0**-133
+
+
 def test_a_number_that_rounds_to_the_largest_is_no_overflow() -> None:
     vector = TaskVector.from_tensors({"w": torch.tensor([65510.0])})
     assert vector.dense("w", "float16").item() == 65504

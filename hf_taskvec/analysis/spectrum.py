@@ -16,6 +16,7 @@ from hf_taskvec.delta import LowRank
 from hf_taskvec.measure import tiles_of
 
 _MOST_STEPS = 64
+_QUIET = 3  # steps without a change that end the search: one alone may be a standstill
 _NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
 _ROWS = 128  # of a held matrix in one product and its return: they stay in the cache
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
@@ -141,21 +142,21 @@ def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
-    """The largest singular value, in a growing Krylov space, until two steps change it by less than `tolerance` of it.
+    """The largest singular value, in a growing Krylov space, until three steps in a row hardly change it.
 
     Vectors are rows here: products of a tile with a row are faster than with a column, and than with several.
     """
-    vector = torch.randn(1, size, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    back = torch.randn(1, size, generator=generator)
     basis, images = torch.zeros(0, size), torch.zeros(0)
     gram = torch.zeros(0, 0, dtype=torch.float64)
-    found, quiet, least = 0.0, 0, 0.0
+    found, quiet = 0.0, 0
     for _ in range(min(_MOST_STEPS, size)):
-        for _ in range(2):  # twice is enough (Kahan): orthogonal to all before
-            vector = vector - (vector @ basis.T) @ basis
-        length = vector.norm().item()
-        if length <= least:  # the matrix maps the basis into itself: nothing is left to find
+        vector = _beside(basis, back)
+        if vector is None:  # what is left is rounding, and may hide a direction: a random one holds something of it
+            vector = _beside(basis, torch.randn(1, size, generator=generator))
+        if vector is None:
             break
-        vector = vector / length
         basis = torch.cat([basis, vector])
         image, back = _both_products(tiles, vector, unit)
         images = torch.cat([images, image]) if images.numel() else image
@@ -163,10 +164,18 @@ def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
         # Of the matrix within the basis, so never too large.
         before, found = found, torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
         quiet = quiet + 1 if found - before <= tolerance * found else 0
-        if quiet == 2:
+        if quiet == _QUIET:
             break
-        vector, least = back, _NOISE * back.norm().item()
     return found * unit
+
+
+def _beside(basis: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
+    """The direction of what a vector has beside an orthonormal basis; None if that is nothing but rounding."""
+    least = _NOISE * vector.norm().item()
+    for _ in range(2):  # twice is enough (Kahan)
+        vector = vector - (vector @ basis.T) @ basis
+    length = vector.norm().item()
+    return vector / length if length > least else None
 
 
 def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

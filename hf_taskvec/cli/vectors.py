@@ -74,6 +74,8 @@ def extract(
         sizes = {where: weights_size(where, token) for where in models}
         written = 0 if reference else list(sizes.values())[-1]
         return Plan(sizes, {output.name: written}, STREAMING).result(output).show(json)
+    if (Path(models[-1]) / JSON_NAME).exists():
+        raise BadValueError(f"{Path(models[-1]).name} is a task vector already.")
     base = models[0] if len(models) == 2 else None
     vector = open_vector(models[-1], base, name=name, vocabulary=vocabulary, token=token)
     _save(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)

@@ -178,6 +178,16 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out" / "analysis.md").exists()
 
 
+def test_names_of_their_own(tmp_path: Path) -> None:
+    """Revisions and paths tell fine-tunes apart; a folder may have an @ in its name."""
+    (tmp_path / "user@host" / "lora").mkdir(parents=True)
+    unique = load_recipe().unique
+    assert unique(["me/full@v1", "me/lora"]) == ["full", "lora"]
+    assert unique(["me/full@v1", "me/full@v2"]) == ["full_v1", "full_v2"]
+    assert unique([f"{tmp_path}/user@host/lora", "me/full"]) == ["lora", "full"]
+    assert unique(["a/full", "b/full", "me/lora"]) == ["full_1", "full_2", "lora"]
+
+
 def test_as_a_command(folder: Path, tmp_path: Path) -> None:
     """One sentence for what is wrong; where the report is, when all is well."""
     (tmp_path / "taken").write_text("")

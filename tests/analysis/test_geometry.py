@@ -223,6 +223,14 @@ def with_values(*values: float) -> torch.Tensor:
     return ((left * torch.tensor(values)) @ right.T).float()
 
 
+def hidden(value: float, size: int = 4096) -> torch.Tensor:
+    """The identity but for one direction, of which the search's first vector holds next to nothing."""
+    first = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    diagonal = torch.ones(size)
+    diagonal[first.abs().argmin()] = value
+    return torch.diag(diagonal)
+
+
 @pytest.mark.parametrize(
     "matrix",
     [
@@ -232,8 +240,9 @@ def with_values(*values: float) -> torch.Tensor:
         with_values(3.0, 1.0),
         with_values(1.05, *[1.0] * 99),
         with_values(1e-3, *[9.99e-4] * 50),
+        hidden(1.05),
     ],
-    ids=["identity", "one number", "one row", "two values", "one above", "one hardly above"],
+    ids=["identity", "one number", "one row", "two values", "one above", "one hardly above", "one hidden"],
 )
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-9])
 def test_spectral_norms_where_the_search_runs_out_of_directions(matrix: torch.Tensor, tolerance: float) -> None:
@@ -241,6 +250,18 @@ def test_spectral_norms_where_the_search_runs_out_of_directions(matrix: torch.Te
     name = "model.layers.0.self_attn.o_proj.weight"
     (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=tolerance).matrices
     assert found.spectral == pytest.approx(torch.linalg.matrix_norm(matrix.double(), 2).item(), rel=1e-6)
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = {"a": random_vector(0, "dense"), "b": random_vector(1, "mixed")}
+
+    def measured() -> str:
+        return repr((cosine_matrix(vectors), [stable_ranks(vector) for vector in vectors.values()]))
+
+    alone = measured()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert measured() == alone
 
 
 @pytest.mark.parametrize(("total", "expected"), [(10_000, 1), (4 * 60 * 50 * 3, 3), (1 << 29, 8)])

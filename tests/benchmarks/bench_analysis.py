@@ -133,7 +133,7 @@ def report(folder: Path, layers: int) -> None:
         str(folder / name / "model.safetensors") for name in ("base", *(f"tuned{n}" for n in range(COUNT)))
     )
     reading = min(command(["sh", "-c", f"cat {files} > /dev/null"]) for _ in range(2))
-    one, of_model = run("one_pass", folder), run("model_pass", folder)
+    one, of_model = run("one_pass", folder, 3), run("model_pass", folder, 3)
     print("| what | time | CPU time | beside | peak anonymous memory |\n|---|---|---|---|---|")
 
     def row(what: str, found: dict[str, float], beside: str) -> None:
@@ -158,7 +158,7 @@ def report(folder: Path, layers: int) -> None:
     row("stable ranks of a rank-32 vector, all matrices", run("factor_ranks", folder), "")
     worst = run("accuracy", folder)["worst"]
     print(
-        f"\nSpectral norms of random matrices, the slowest to converge, are at most {worst:.1e} (relative) from LAPACK's."
+        f"\nSpectral norms of random matrices, which are slow to converge, are at most {worst:.1e} (relative) from LAPACK's."
     )
 
 
