@@ -100,8 +100,8 @@ def stable_ranks(
         of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
         config: of the vector's model (`config.json`), to take a fused QKV apart.
         tolerance: the search for a spectral norm stops when three steps in a row each change it by less than this share.
-            Where many singular values are nearly as large, the error may be ten times that. 0.01 takes less than half
-            the time and is enough for plots.
+            Where many singular values are nearly as large, the error may be several times that. 0.01 takes less than
+            half the time and is enough for plots.
         revision, token: for Hub ids, as in transformers.
         progress: show a progress bar; by default on a terminal.
     """
