@@ -33,10 +33,9 @@ def open_vector(
     """
     # Every model has a config: the Hub's client warns where no file is found at all.
     folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
-    is_saved, is_adapter = (folder / JSON_NAME).exists(), (folder / _ADAPTER).exists()
+    is_saved = (folder / JSON_NAME).exists()
     is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
-    if is_adapter and is_whole and base is not None:
-        is_adapter = False
+    is_adapter = (folder / _ADAPTER).exists() and not (is_whole and base is not None)
     if vocabulary is not None and (is_saved or is_adapter):
         raise BadValueError(f"vocabulary is for full fine-tunes, and {shown} is none.")
     if is_saved:

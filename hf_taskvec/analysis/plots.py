@@ -78,7 +78,7 @@ def _signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def transfer_figure(transfer: "Transfer", low: float, high: float, names: "Sequence[str]") -> "Figure":
+def transfer_figure(transfer: "Transfer", low: float, high: float, names: Sequence[str]) -> "Figure":
     """Theorem 3's region for two tasks, and the λ to try; the legend names only what is in the picture."""
     import numpy
     from matplotlib.figure import Figure
