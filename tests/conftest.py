@@ -51,6 +51,16 @@ def _threads() -> Iterator[None]:
         assert found == 1
 
 
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real books, models and tokenizers; tests that need them skip without them."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    for root in (os.environ.get("HF_TASKVEC_SHARED"), beside):
+        if root and (Path(root) / "data").is_dir():
+            return Path(root) / "data"
+    pytest.skip("the shared data is not here (set HF_TASKVEC_SHARED)")
+
+
 @pytest.fixture
 def hub() -> Iterator[HubServer]:
     """The Hub without repos, log or faults, and a client that has nothing in its caches."""

@@ -1,10 +1,12 @@
 """The largest singular value of a matrix that is a product of factors, or comes in tiles.
 
-Of factors it is that of a small core. Otherwise Lanczos's method looks for it: in each step every tile is read once, for
-the product with the matrix and with its transpose together.
+Of factors it is that of a small core. Of other small matrices it is calculated, of larger ones Lanczos's method looks for
+it: in each step every tile is read once, for the product with the matrix and with its transpose together.
 """
 
+import itertools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +18,13 @@ from hf_taskvec.delta import LowRank
 from hf_taskvec.measure import tiles_of
 
 _MOST_STEPS = 64
-_QUIET = 3  # steps without a change that end the search: one alone may be a standstill
+_SETTLED = 2  # steps with a small error that end the search: one alone may have missed a direction
+# Where singular values lie close, as in random matrices, the last digits take many steps. They are not waited for: after
+# so many steps the search ends when so many of them in a row each gained less than so many times the tolerance.
+_PATIENCE, _QUIET, _SLOW = 12, 3, 30
 _NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
-_ROWS = 128  # of a held matrix in one product and its return: they stay in the cache
+_TILE = 1 << 19  # elements of a held matrix in one product and its return: they stay in the cache
+_SMALL = 64  # the shorter side of a matrix of which all singular values are calculated
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
 _HELD_BYTES = 1 << 28
 _TOTAL_BYTES = 1 << 29  # of what all threads hold
@@ -54,9 +60,11 @@ class Part:
         return (left if self.index is None else torch.cat([left[r.start : r.stop] for r in self.index])), right
 
     def tiles(self) -> Iterator[torch.Tensor]:
-        """Pieces in fp32, each with all inputs; of a transposed matrix, pieces of its transpose with all outputs."""
-        for start, stop, stacked in tiles_of([self.terms], torch.float32):
-            rows = stacked[0]
+        """Pieces, each with all inputs; of a transposed matrix, pieces of its transpose with all outputs.
+
+        In fp32, or as they are stored where nothing has to be calculated.
+        """
+        for start, stop, rows in self._rows():
             if self.index is None:
                 yield rows
             elif self.transposed:
@@ -67,31 +75,63 @@ class Part:
                 if kept:
                     yield torch.cat(kept)
 
+    def _rows(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        weighted = [(term.weight, part) for term in self.terms for part in term.delta.parts or ()]
+        match weighted:
+            case [(1.0, (1, source))] if len(self.terms) == 1:
+                start = 0
+                for rows in source.read().split(max(1, _TILE // source.shape[1])):
+                    yield start, start + len(rows), rows
+                    start += len(rows)
+            case _:
+                for start, stop, stacked in tiles_of([self.terms], torch.float32):
+                    yield start, stop, stacked[0]
 
-def norms_of(parts: Sequence[Part], tolerance: float) -> tuple[float, float]:
+
+class Room(threading.local):
+    """Memory for one matrix, which a thread keeps for the next: to take it anew costs as much as several products."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def of(self, shape: tuple[int, int]) -> torch.Tensor:
+        size = math.prod(shape)
+        if len(self._kept) < size:
+            self._kept = torch.empty(0)  # given back before more is taken
+            self._kept = torch.empty(size)
+        return self._kept[:size].view(shape)
+
+
+def norms_of(parts: Sequence[Part], tolerance: float, room: Room) -> tuple[float, float]:
     """The Frobenius and the spectral norm of some parts, one above the other."""
     if _has_factors(parts):
         return _norms_of_factors(parts)
-    transposed = parts[0].transposed
-    whole = _room(parts) if _held(parts) else None
+    outputs, inputs = _shape(parts)
+    rows, columns = (inputs, outputs) if parts[0].transposed else (outputs, inputs)  # as the tiles come
+    whole = room.of((rows, columns)) if _held(parts) else None
     squares, filled = 0.0, 0
     for tile in _all_tiles(parts):
-        squares += torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
         if whole is not None:
-            whole[filled : filled + len(tile)] = tile
+            tile = whole[filled : filled + len(tile)].copy_(tile)
             filled += len(tile)
+        squares += _square(tile.float())
     if not math.isfinite(squares):
         raise not_finite(parts[0].name)
     if squares == 0.0:
         return 0.0, 0.0
-    # In units of its own norm, so that no square of a tiny change underflows.
-    unit = math.sqrt(squares)
+    frobenius = math.sqrt(squares)
+    # In units of the norm where its fourth power, which the search takes, is out of fp32's range.
+    unit = 1.0 if 1e-6 < frobenius < 1e6 else frobenius
+    if whole is not None and unit != 1.0:
+        whole /= unit
+    if whole is not None and min(rows, columns) <= _SMALL and whole.numel() <= _TILE:
+        return frobenius, unit * _largest_of_small(whole)
+    pieces = () if whole is None else whole.split(max(1, _TILE // columns))
 
     def tiles() -> Iterable[torch.Tensor]:
-        return _all_tiles(parts) if whole is None else whole.split(_ROWS)
+        return pieces or (tile.float() / unit for tile in _all_tiles(parts))
 
-    size = _shape(parts)[0] if transposed else _shape(parts)[1]
-    return unit, _largest(tiles, size, unit, tolerance)
+    return frobenius, unit * _largest(tiles, columns, tolerance)
 
 
 def threads_for(stacks: Iterable[Sequence[Part]]) -> int:
@@ -111,23 +151,22 @@ def _held(parts: Sequence[Part]) -> int:
     return 0 if _has_factors(parts) or size > _HELD_BYTES else size
 
 
-def _room(parts: Sequence[Part]) -> torch.Tensor:
-    outputs, inputs = _shape(parts)
-    return torch.empty(inputs, outputs) if parts[0].transposed else torch.empty(outputs, inputs)
-
-
 def _shape(parts: Sequence[Part]) -> tuple[int, int]:
     return sum(part.shape[0] for part in parts), parts[0].shape[1]
 
 
 def _all_tiles(parts: Sequence[Part]) -> Iterator[torch.Tensor]:
-    """Tiles of the stacked parts with all inputs each; of transposed ones, tiles of the transpose with all outputs."""
-    if not parts[0].transposed or len(parts) == 1:
-        for part in parts:
-            yield from part.tiles()
-        return
-    for pieces in zip(*(part.tiles() for part in parts), strict=True):
-        yield torch.cat(pieces, dim=1)
+    """The tiles of the parts, one after the other: a matrix that is stored transposed is one part alone."""
+    return itertools.chain.from_iterable(part.tiles() for part in parts)
+
+
+def _square(tile: torch.Tensor) -> float:
+    """The squared norm of an fp32 tile: row by row, so that errors stay small; in fp64 where fp32 would lose it."""
+    rows = torch.linalg.vector_norm(tile, dim=1).double()
+    square = torch.dot(rows, rows).item()
+    if 1e-20 < square < 1e30:
+        return square
+    return torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
 
 
 def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
@@ -141,41 +180,60 @@ def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
     return torch.linalg.matrix_norm(core).item(), torch.linalg.matrix_norm(core, 2).item()
 
 
-def _largest(tiles: Tiles, size: int, unit: float, tolerance: float) -> float:
-    """The largest singular value, in a growing Krylov space, until three steps in a row hardly change it.
+def _largest_of_small(matrix: torch.Tensor) -> float:
+    """The largest singular value of a matrix with a short side, exactly."""
+    exact = matrix.double()
+    gram = exact @ exact.T if len(exact) <= exact.shape[1] else exact.T @ exact
+    return torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
+
+
+def _largest(tiles: Tiles, size: int, tolerance: float) -> float:
+    """The largest singular value, in a growing Krylov space, until it settles or hardly grows.
 
     Vectors are rows here: products of a tile with a row are faster than with a column, and than with several.
     """
     generator = torch.Generator().manual_seed(0)
-    back = torch.randn(1, size, generator=generator)
     basis, images = torch.zeros(0, size), torch.zeros(0)
     gram = torch.zeros(0, 0, dtype=torch.float64)
-    found, quiet = 0.0, 0
-    for _ in range(min(_MOST_STEPS, size)):
-        vector = _beside(basis, back)
+    found, settled, slow = 0.0, 0, 0
+    vector, _ = _beside(basis, torch.randn(1, size, generator=generator))
+    for step in range(1, min(_MOST_STEPS, size) + 1):
         if vector is None:  # what is left is rounding, and may hide a direction: a random one holds something of it
-            vector = _beside(basis, torch.randn(1, size, generator=generator))
+            vector, _ = _beside(basis, torch.randn(1, size, generator=generator))
         if vector is None:
             break
+        image, back = _both_products(tiles, vector)
         basis = torch.cat([basis, vector])
-        image, back = _both_products(tiles, vector, unit)
         images = torch.cat([images, image]) if images.numel() else image
         gram = _bordered(gram, (images @ image.T).double())
+        squares, weights = torch.linalg.eigh(gram)
         # Of the matrix within the basis, so never too large.
-        before, found = found, torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
-        quiet = quiet + 1 if found - before <= tolerance * found else 0
-        if quiet == _QUIET:
+        before, found = found, squares[-1].clamp_min(0).sqrt().item()
+        vector, beyond = _beside(basis, back)
+        settled = settled + 1 if _error(squares, beyond * weights[-1, -1].item()) <= tolerance else 0
+        slow = slow + 1 if found - before <= _SLOW * tolerance * found else 0
+        if settled == _SETTLED or (slow >= _QUIET and step >= _PATIENCE):
             break
-    return found * unit
+    return found
 
 
-def _beside(basis: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
-    """The direction of what a vector has beside an orthonormal basis; None if that is nothing but rounding."""
+def _error(squares: torch.Tensor, residual: float) -> float:
+    """How far, relatively, the root of the largest of these Ritz values may be off, judged by its residual."""
+    largest = squares[-1].item()
+    if largest <= 0:
+        return 0.0 if residual == 0 else math.inf
+    gap = largest - squares[-2].item() if len(squares) > 1 else 0.0
+    off = abs(residual) if gap <= abs(residual) else residual**2 / gap
+    return off / (2 * largest)
+
+
+def _beside(basis: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor | None, float]:
+    """The direction and the length of what a vector has beside an orthonormal basis; no direction if it is rounding."""
     least = _NOISE * vector.norm().item()
     for _ in range(2):  # twice is enough (Kahan)
         vector = vector - (vector @ basis.T) @ basis
     length = vector.norm().item()
-    return vector / length if length > least else None
+    return (vector / length, length) if length > least else (None, 0.0)
 
 
 def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -188,11 +246,11 @@ def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return grown
 
 
-def _both_products(tiles: Tiles, vector: torch.Tensor, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _both_products(tiles: Tiles, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`x A'` and `x A' A`, each tile of A read once."""
     images, back = [], torch.zeros_like(vector)
     for tile in tiles():
-        image = vector @ tile.T / unit
+        image = vector @ tile.T
         images.append(image)
-        back.addmm_(image, tile, alpha=1 / unit)
+        back.addmm_(image, tile)
     return torch.cat(images, dim=1), back

@@ -1,6 +1,9 @@
 """Cosines, ranks and rows against dense fp64, for dense, low-rank and mixed vectors, in every layout."""
 
 import math
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from tiny import ARCHITECTURES, TinyModels, make, tensors, tuned_copy
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, ranks, spectrum, stable_ranks
 from hf_taskvec.analysis.kinds import KINDS, place_of
+from hf_taskvec.checkpoint import open_checkpoint
 from hf_taskvec.delta import tile_rows
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
 from hf_taskvec.threads import workers
@@ -201,18 +205,84 @@ def test_every_layout(models: TinyModels, architecture: str) -> None:
         assert m.stable_rank == pytest.approx((change.norm() / torch.linalg.matrix_norm(change, 2)).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("held", [0, 1 << 28])
 @pytest.mark.parametrize("shape", [(700, 900), (900, 700), (1100, 3)])
-def test_spectral_norms_of_many_tiles(monkeypatch: pytest.MonkeyPatch, held: int, shape: tuple[int, int]) -> None:
-    """Held or made anew in each step; a flat spectrum is the hard case."""
+def test_spectral_norms_of_many_tiles(
+    monkeypatch: pytest.MonkeyPatch, held: int, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Held or made anew in each step, as stored or calculated; a flat spectrum is the hard case."""
     monkeypatch.setattr(spectrum, "_HELD_BYTES", held)
+    monkeypatch.setattr(spectrum, "_TILE", 1 << 16)
     torch.manual_seed(0)
-    matrix = torch.randn(shape)
+    matrix = torch.randn(shape).to(dtype)
     assert tile_rows(shape) < shape[0] or shape[1] == 3
     name = "model.layers.0.self_attn.o_proj.weight"
-    (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=1e-6).matrices
-    assert found.spectral == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-3)
-    assert found.frobenius == pytest.approx(matrix.double().norm().item(), rel=1e-6)
+    stored = TaskVector.from_tensors({name: matrix})
+    for vector, factor in ((stored, 1.0), (3 * stored, 3.0), (stored + 1e-9 * stored, 1.0)):
+        (found,) = stable_ranks(vector, tolerance=1e-6).matrices
+        assert found.spectral == pytest.approx(factor * torch.linalg.matrix_norm(matrix.double(), 2).item(), rel=1e-3)
+        assert found.frobenius == pytest.approx(factor * matrix.double().norm().item(), rel=1e-6)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with a number for each product with a matrix and its transpose."""
+    made = []
+    both = spectrum._both_products
+
+    def counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        made.append(1)
+        return both(*args)
+
+    monkeypatch.setattr(spectrum, "_both_products", counted)
+    return made
+
+
+@pytest.mark.parametrize("shape", [(2000, 500), (500, 2000), (1000, 1000)])
+def test_a_flat_spectrum_is_not_searched_for_long(products: list[int], shape: tuple[int, int]) -> None:
+    """The last digits of a random matrix's norm would take many passes over it; the first two take a dozen."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    vector = TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": matrix})
+    (found,) = stable_ranks(vector).matrices
+    exact = torch.linalg.matrix_norm(matrix, 2).item()
+    assert 0.98 * exact < found.spectral < exact * (1 + 1e-6)
+    assert 12 <= len(products) <= 16
+    (finer,) = stable_ranks(vector, tolerance=1e-6).matrices
+    assert finer.spectral == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_spectrum_with_a_gap_settles_soon(products: list[int]) -> None:
+    (found,) = stable_ranks(
+        TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": with_values(3.0, *torch.linspace(1, 2, 99))})
+    ).matrices
+    assert found.spectral == pytest.approx(3, rel=1e-4)
+    assert len(products) < 10
+
+
+def test_spectral_norms_of_a_real_model(shared: Path) -> None:
+    """Real matrices have a few large singular values: nearly all norms are right to four digits, all to two."""
+    folder = shared / "models" / "stories15M"
+    tensors = open_checkpoint(folder).tensors
+    errors = []
+    for matrix in stable_ranks(folder).matrices:
+        weight = torch.cat([tensors[name].read() for name in matrix.names])
+        errors.append(1 - matrix.spectral / torch.linalg.matrix_norm(weight.double(), 2).item())
+    assert min(errors) > -1e-6 and max(errors) < 0.02
+    assert sum(error < 1e-4 for error in errors) >= 0.9 * len(errors)
+
+
+def test_a_thread_keeps_its_room() -> None:
+    room = spectrum.Room()
+    first = room.of((30, 20))
+    assert first.shape == (30, 20)
+    assert room.of((10, 50)).data_ptr() == first.data_ptr()
+    assert room.of((40, 50)).shape == (40, 50)
+    others = []
+    thread = threading.Thread(target=lambda: others.append(room.of((3, 2)).data_ptr()))
+    thread.start()
+    thread.join()
+    assert others != [room.of((3, 2)).data_ptr()]
 
 
 def with_values(*values: float) -> torch.Tensor:

@@ -1,15 +1,18 @@
 """Analysing task vectors of Phi-1.5's size: cosines and stable ranks beside the time of reading the files.
 
-    python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory]
+    python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory] [--disk a/folder/on/a/disk]
     python tests/benchmarks/bench_analysis.py --model a/model/folder     # stable ranks of a real model only
 
 Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a process
 of its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the CPU time
-beside them says more on a busy machine. Adapters have all 24 layers, whatever the models have.
+beside them says more on a busy machine. Adapters have all 24 layers, whatever the models have. With `--disk` the model is
+also read from there, after its pages were dropped from the cache.
 """
 
 import argparse
 import json
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -57,14 +60,17 @@ def job_one_pass(folder: str) -> None:
 
 
 def job_model_pass(folder: str) -> None:
-    """What it takes to read a model's numbers and square them."""
-    from hf_taskvec import TaskVector
+    """What it takes to read a model's numbers from its file and square them."""
+    from hf_taskvec import measure
+    from hf_taskvec.arithmetic import Term
     from hf_taskvec.checkpoint import open_checkpoint
+    from hf_taskvec.delta import Dense
+    from hf_taskvec.threads import workers
 
-    tensors = open_checkpoint(Path(folder) / "base").tensors
-    vector = TaskVector.from_tensors({name: source.read() for name, source in tensors.items()})
-    with Watch(warm=1 << 28):
-        vector.norm()
+    open_checkpoint(Path(folder) / "base")  # imports transformers
+    with Watch(warm=1 << 28), workers() as run:
+        terms = {n: (Term(1.0, Dense((t,))),) for n, t in open_checkpoint(Path(folder) / "base").tensors.items()}
+        sum(run(lambda each: measure.norm(*each), terms.items()))
 
 
 def job_factor_cosines(folder: str) -> None:
@@ -125,7 +131,23 @@ def run(job: str, folder: Path, times: int = 1) -> dict[str, float]:
     return min(found, key=lambda each: each.get("cpu", 0.0))
 
 
-def report(folder: Path, layers: int) -> None:
+def forget(file: Path) -> None:
+    """Have a file read from its disk the next time."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_cold(job: str, folder: Path, times: int = 3) -> dict[str, float]:
+    """The quickest of some runs that read the model from its disk."""
+    found = []
+    for _ in range(times):
+        forget(folder / "base" / "model.safetensors")
+        found.append(run(job, folder))
+    return min(found, key=lambda each: each["seconds"])
+
+
+def report(folder: Path, layers: int, disk: Path | None = None) -> None:
     make_inputs(folder, layers)
     size = (folder / "base" / "model.safetensors").stat().st_size / 1e9
     print(f"\nModels of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB each; files in {folder.parent}.\n")
@@ -156,6 +178,13 @@ def report(folder: Path, layers: int) -> None:
         found = run(job, folder)
         row(f"stable ranks of {what}, all matrices", found, f"{found['cpu'] / once['cpu']:.1f}× its norm")
     row("stable ranks of a rank-32 vector, all matrices", run("factor_ranks", folder), "")
+    if disk is not None:
+        shutil.copytree(folder / "base", disk / "base")
+        one, found = run_cold("model_pass", disk), run_cold("model_ranks", disk)
+        row("norm of the model, from a disk", one, "")
+        row(
+            "stable ranks of the model, from a disk", found, f"{found['seconds'] / one['seconds']:.1f}× its norm (time)"
+        )
     worst = run("accuracy", folder)["worst"]
     print(
         f"\nSpectral norms of random matrices, which are slow to converge, are at most {worst:.1e} (relative) from LAPACK's."
@@ -179,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=24, help="layers of the model (24 as Phi-1.5 has)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the files go")
+    parser.add_argument("--disk", type=Path, help="also measure with the model on this disk, and not in its cache")
     parser.add_argument("--model", type=Path, help="a model folder: measure its stable ranks, and nothing else")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -186,11 +216,13 @@ def main() -> None:
         globals()[f"job_{options.job[0]}"](options.job[1])
         return
     folder = options.folder / "hf_taskvec_analysis_benchmark"
-    clear(folder)
+    disk = options.disk / "hf_taskvec_analysis_on_disk" if options.disk else None
+    places = [place for place in (folder, disk) if place is not None]
     try:
-        report_model(folder, options.model) if options.model else report(folder, options.layers)
+        clear(*places)
+        report_model(folder, options.model) if options.model else report(folder, options.layers, disk)
     finally:
-        clear(folder)
+        clear(*places)
 
 
 if __name__ == "__main__":
