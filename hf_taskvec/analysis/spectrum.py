@@ -21,7 +21,7 @@ _MOST_STEPS = 64
 _SETTLED = 2  # steps with a small error that end the search: one alone may have missed a direction
 # Where singular values lie close, as in random matrices, the last digits take many steps. They are not waited for: after
 # so many steps the search ends when so many of them in a row each gained less than so many times the tolerance.
-_PATIENCE, _QUIET, _SLOW = 12, 3, 30
+_PATIENCE, _QUIET, _SLOW = 14, 3, 30
 _NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
 _TILE = 1 << 19  # elements of a held matrix in one product and its return: they stay in the cache
 _SMALL = 64  # the shorter side of a matrix of which all singular values are calculated

@@ -241,13 +241,13 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("shape", [(2000, 500), (500, 2000), (1000, 1000)])
 def test_a_flat_spectrum_is_not_searched_for_long(products: list[int], shape: tuple[int, int]) -> None:
-    """The last digits of a random matrix's norm would take many passes over it; the first two take a dozen."""
+    """The last digits of a random matrix's norm would take many passes over it; the first two take 14 or so."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     vector = TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": matrix})
     (found,) = stable_ranks(vector).matrices
     exact = torch.linalg.matrix_norm(matrix, 2).item()
     assert 0.98 * exact < found.spectral < exact * (1 + 1e-6)
-    assert 12 <= len(products) <= 16
+    assert 14 <= len(products) <= 17
     (finer,) = stable_ranks(vector, tolerance=1e-6).matrices
     assert finer.spectral == pytest.approx(exact, rel=1e-3)
 
