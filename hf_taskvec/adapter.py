@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, round_once
+from hf_taskvec.arithmetic import Sum
 from hf_taskvec.checkpoint import Checkpoint, locate, open_checkpoint, read_json
 from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
@@ -17,6 +17,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.fit import check_fits
 from hf_taskvec.names import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
 from hf_taskvec.output import new_folder
+from hf_taskvec.rounding import round_once
 from hf_taskvec.tensors import InMemory
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec

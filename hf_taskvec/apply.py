@@ -19,12 +19,13 @@ import xxhash
 from tqdm.auto import tqdm
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, Term, dtype_name, parse_dtype
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
 from hf_taskvec.delta import Dense, Rows
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.fit import check_fits
 from hf_taskvec.output import check_replaceable, new_folder, unfinished
+from hf_taskvec.rounding import dtype_name, parse_dtype
 from hf_taskvec.tensors import Source
 from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector

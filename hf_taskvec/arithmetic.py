@@ -4,21 +4,25 @@ Everything that turns terms into numbers goes through `Sum`: live edits, streame
 measures. So they agree to the last bit.
 """
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from hf_taskvec.delta import TILE, Delta, LowRank, Parts, tile_rows
-from hf_taskvec.errors import BadValueError
-from hf_taskvec.tensors import Source, numel
+from hf_taskvec.delta import Delta, LowRank, Parts, tile_rows
+from hf_taskvec.rounding import round_once
+from hf_taskvec.scratch import buffer
+from hf_taskvec.tensors import Source
 
 # Elements of a right factor that are converted at a time, whatever its rank.
 _BLOCK = 1 << 18
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Elements that are added at a time where several fp32 tensors are needed for it.
+_PART = 1 << 17
+
+# What shifting leaves of an fp32 number that is half-way between two bf16 numbers.
+_HALFWAY = -(1 << 31)
 
 
 @dataclass(frozen=True)
@@ -40,25 +44,6 @@ class _Prepared:
     folded: _Tensors
     scaled: list[tuple[float, _Tensors]]
     factors: _Factors
-
-
-_buffers = threading.local()
-
-
-def _buffer(slot: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of this thread that is used again and again: fresh memory for each tile would cost more than the sums.
-
-    What is larger than a tile is not kept.
-    """
-    count = numel(size)
-    if count > TILE:
-        return torch.empty(size, dtype=dtype, device=device)
-    held: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
-    key = (slot, dtype, device)
-    if key not in held or held[key].numel() < count:
-        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
-            held[key] = torch.empty(count, dtype=dtype, device=device)
-    return held[key][:count].view(size)
 
 
 class Sum:
@@ -150,7 +135,7 @@ class Sum:
         if not ready.scaled:
             self._combine(ready.folded, out, start, stop)
             return
-        summand = _buffer(1, tuple(out.shape), out.dtype, self.device)
+        summand = buffer(1, tuple(out.shape), out.dtype, self.device)
         for number, (weight, parts) in enumerate(ready.scaled):
             change = self._combine(parts, summand if number else out, start, stop).mul_(weight)
             if number:
@@ -170,7 +155,7 @@ class Sum:
                 if coefficient != 1.0:
                     out.mul_(coefficient)
             else:
-                out.add_(_buffer(2, tuple(out.shape), out.dtype, self.device).copy_(rows), alpha=coefficient)
+                out.add_(buffer(2, tuple(out.shape), out.dtype, self.device).copy_(rows), alpha=coefficient)
         return out
 
     def _add_products(self, out: torch.Tensor, factors: _Factors, start: int, stop: int) -> None:
@@ -187,19 +172,19 @@ class Sum:
         To be used at once: the next call of this thread may write over it.
         """
         size = self._size(start, stop)
-        out = _buffer(3, size, dtype, self.device)
+        out = buffer(3, size, dtype, self.device)
         if self._fits_single(dtype):
             if len(self._folded) == 2:
                 self._add_at_once(out, start, stop)
             else:
-                out.copy_(self.rows_into(_buffer(0, size, torch.float32, self.device), start, stop))
+                out.copy_(self.rows_into(buffer(0, size, torch.float32, self.device), start, stop))
             # One NaN or infinity makes the sum so. A sum that is too large itself only costs the slower way.
             if out.sum().isfinite():
                 return out
         if self._is_one_addition(dtype) and self._add_change(out, start, stop).sum().isfinite():
             return out
         # fp64 also has room for what overflows on the way, and finds out what is wrong.
-        return round_once(self.rows_into(_buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
+        return round_once(self.rows_into(buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
 
     def _add_at_once(self, out: torch.Tensor, start: int, stop: int) -> None:
         """Two stored tensors, added by torch's own 16-bit kernels: in fp32, rounded once, in one pass.
@@ -272,7 +257,7 @@ class Sum:
         numbers: there, at one element in 65,536 or fewer, the sum is taken in fp64.
         """
         (weight, delta), ((_, tensor),) = self._others[0], (self._prepared or self._prepare()).folded
-        change = _buffer(1, tuple(out.shape), torch.float32, self.device).zero_()
+        change = buffer(1, tuple(out.shape), torch.float32, self.device).zero_()
         delta.add_rows(change, start, stop, weight)
         base = (tensor[start:stop] if self.shape else tensor).to(self.device).reshape(-1)
         for first in range(0, out.numel(), _PART):
@@ -301,7 +286,7 @@ def _size(matrix: torch.Tensor) -> float:
 def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> None:
     """A part of `Sum._add_change`."""
     size = tuple(out.shape)
-    single, total, most, rest = (_buffer(slot, size, torch.float32, out.device) for slot in (4, 5, 6, 7))
+    single, total, most, rest = (buffer(slot, size, torch.float32, out.device) for slot in (4, 5, 6, 7))
     out.copy_(torch.add(single.copy_(base), change, out=total))
     # What the sum has lost, exactly: (base - (total - most)) + (change - most), with most = total - base (Knuth's TwoSum).
     torch.sub(total, torch.sub(total, single, out=most), out=rest)
@@ -310,101 +295,3 @@ def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> 
     wrong = lost.view(torch.int32).bitwise_and_(halfway).nonzero().view(-1)
     if len(wrong):
         out[wrong] = round_once(base[wrong].double() + change[wrong].double(), out.dtype)
-
-
-def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
-    """Refuse NaN, infinities, and numbers that `dtype` cannot hold, naming the parameter."""
-    if not rows.numel():
-        return
-    low, high = (each.item() for each in torch.aminmax(rows))  # NaN comes through
-    limit = torch.finfo(dtype).max
-    if -limit <= low and high <= limit:
-        return
-    largest = max(-low, high)
-    if not largest < float("inf") or low != low:
-        raise not_finite(name)
-    if round_once(torch.tensor([largest], dtype=torch.float64), dtype).isinf():
-        raise BadValueError(
-            f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. "
-            "Use a smaller scale or a wider dtype, such as dtype='bfloat16' or 'float32'."
-        )
-
-
-def not_finite(name: str) -> BadValueError:
-    """The refusal of a parameter whose numbers are not all finite."""
-    return BadValueError(
-        f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
-        "a training run that diverged is the usual cause."
-    )
-
-
-# Elements that are added at a time where several fp32 tensors are needed for it.
-_PART = 1 << 17
-
-# What shifting leaves of an fp32 number that is half-way between two bf16 numbers.
-_HALFWAY = -(1 << 31)
-
-# The bits of an fp64 number that fp32 has no room for.
-_BELOW_SINGLE = (1 << 29) - 1
-
-
-def round_once(
-    rows: torch.Tensor, dtype: torch.dtype, name: str | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """fp64 rounded to nearest even in `dtype`, once (into `out`); with a name, what `dtype` cannot hold is refused.
-
-    torch converts fp64 to 16-bit types by way of fp32, which rounds twice: 1 + 2**-8 + 2**-40 becomes 1 in bf16
-    instead of 1 + 2**-7. So the bits below fp32's last one are first folded into that one (rounding to odd, Boldo and
-    Melquiond 2008): the step to fp32 is then exact, and the step to 16 bits still sees on which side of a half-way
-    point the number lies.
-
-    >>> import torch
-    >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()
-    1.0078125
-    """
-    result = torch.empty(rows.shape, dtype=dtype, device=rows.device) if out is None else out
-    if dtype in (torch.float32, torch.float64):
-        if name is not None:
-            check_finite(rows, dtype, name)
-        return result.copy_(rows)
-    size = tuple(rows.shape)
-    bits = rows.view(torch.int64)
-    odd = torch.bitwise_and(bits, _BELOW_SINGLE, out=_buffer(2, size, torch.float64, rows.device).view(torch.int64))
-    odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
-    single = _buffer(2, size, torch.float32, rows.device).copy_(odd.view(torch.float64))
-    result.copy_(single)
-    if dtype == torch.bfloat16 and _has_subnormal(single, result):
-        # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
-        tiny = rows.abs() < 2.0**-126
-        result[tiny] = (rows[tiny] * 2.0**133).round_().mul_(2.0**-133).to(dtype)
-    if name is not None and not result.sum().isfinite():
-        check_finite(rows, dtype, name)  # rounds itself, and so writes over `single`
-    return result
-
-
-def _has_subnormal(single: torch.Tensor, half: torch.Tensor) -> bool:
-    """Whether any number is subnormal in fp32: first a glance at the 16-bit numbers, where zeros count too.
-
-    Writes over `single`: fresh memory for each step would take longer than all of them.
-    """
-    if not half.numel():
-        return False
-    glance = _buffer(2, tuple(half.shape), torch.int16, half.device)
-    if torch.bitwise_and(half.view(torch.int16), 0x7FFF, out=glance).amin() >= 0x0080:
-        return False
-    magnitude = single.view(torch.int32).bitwise_and_(0x7FFFFFFF)
-    return bool(magnitude.sub_(1).bitwise_and_(0x7FFFFFFF).amin() < 0x007FFFFF)  # 0 becomes the largest
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`"bfloat16"` for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")
-
-
-def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A floating dtype from its name (`"bfloat16"`) or itself."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in FLOATS:
-        names = ", ".join(dtype_name(known) for known in FLOATS)
-        raise BadValueError(f"dtype {dtype!r} is not a floating dtype that weights are stored in. Use one of: {names}.")
-    return found

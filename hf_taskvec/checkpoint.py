@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hf_taskvec.arithmetic import FLOATS
 from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MismatchError, MissingFileError, UnsupportedError
 from hf_taskvec.names import Layout, layout_of_config
 from hf_taskvec.provenance import ModelRecord
 from hf_taskvec.readme import stated
+from hf_taskvec.rounding import FLOATS
 from hf_taskvec.tensors import Source, fingerprint, samples
 from hf_taskvec.vocabulary import vocabulary_digest
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.rounding import not_finite
 from hf_taskvec.tensors import InMemory
 
 # Up to this size of the smaller side, the exact way costs no more than the randomised one.

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.delta import Delta
+from hf_taskvec.rounding import not_finite
 from hf_taskvec.tensors import Source, describe, numel
 
 Terms = tuple[Term, ...]

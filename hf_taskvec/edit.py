@@ -14,13 +14,14 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from hf_taskvec.arithmetic import FLOATS, Sum, Term
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, ChangedSourceError, UnsupportedError, some
 from hf_taskvec.fit import check_fits
 from hf_taskvec.live import LiveWeight, live_weights
 from hf_taskvec.names import is_peft_model, layout_of_model
+from hf_taskvec.rounding import FLOATS
 from hf_taskvec.tensors import Source
 from hf_taskvec.vector import TaskVector
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import check_finite, dtype_name, round_once
 from hf_taskvec.delta import Dense, tile_rows
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.rounding import check_finite, dtype_name, round_once
 from hf_taskvec.tensors import InMemory
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_taskvec.arithmetic import FLOATS, Term
+from hf_taskvec.arithmetic import Term
 from hf_taskvec.checkpoint import ADAPTER_WEIGHTS, Checkpoint, Home, locate, open_files, read_json
 from hf_taskvec.delta import Delta, Dense, Difference, DoRA, LowRank, row_difference
 from hf_taskvec.errors import (
@@ -27,6 +27,7 @@ from hf_taskvec.extract import open_model
 from hf_taskvec.live import live_checkpoint
 from hf_taskvec.names import Layout, is_peft_model, is_vocabulary, layout_of_config, layout_of_model, perhaps_conv1d
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance, label_for
+from hf_taskvec.rounding import FLOATS
 from hf_taskvec.tensors import InMemory, Source, Transposed, fingerprint
 from hf_taskvec.vector import TaskVector
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank, Parts
+from hf_taskvec.rounding import not_finite
 from hf_taskvec.tensors import Source, numel
 
 # Elements in a tile of a measure: a few of them stay in a core's cache.

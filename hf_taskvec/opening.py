@@ -1,6 +1,7 @@
 """A task vector from whatever holds one: its own files, a LoRA adapter, or a fine-tune beside its base."""
 
 from pathlib import Path
+from typing import Literal
 
 from hf_taskvec.checkpoint import WEIGHTS, locate
 from hf_taskvec.errors import BadValueError
@@ -31,17 +32,13 @@ def open_vector(
         vocabulary: for full fine-tunes alone: see `TaskVector.from_finetuned`.
         token: for Hub ids, as in transformers.
     """
-    # Every model has a config: the Hub's client warns where no file is found at all.
-    folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
-    is_saved = (folder / JSON_NAME).exists()
-    is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
-    is_adapter = (folder / _ADAPTER).exists() and not (is_whole and base is not None)
-    if vocabulary is not None and (is_saved or is_adapter):
+    kind, shown = kind_of(where, base, token)
+    if vocabulary is not None and kind != "model":
         raise BadValueError(f"vocabulary is for full fine-tunes, and {shown} is none.")
-    if is_saved:
+    if kind == "vector":
         vector = TaskVector.load(where, token=token)
         return vector if name is None else vector.named(name)
-    if is_adapter:
+    if kind == "adapter":
         return TaskVector.from_adapter(where, base, name=name, token=token)
     if base is None:
         raise BadValueError(
@@ -49,3 +46,16 @@ def open_vector(
             "taskvec extract BASE TUNED"
         )
     return TaskVector.from_finetuned(base, where, name=name, vocabulary=vocabulary, token=token)
+
+
+def kind_of(
+    where: str | Path, base: str | Path | None = None, token: str | bool | None = None
+) -> tuple[Literal["vector", "adapter", "model"], str]:
+    """What a folder or a Hub id holds, and how to call it in a message; see `open_vector`."""
+    # Every model has a config: the Hub's client warns where no file is found at all.
+    folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
+    if (folder / JSON_NAME).exists():
+        return "vector", shown
+    is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
+    is_adapter = (folder / _ADAPTER).exists() and not (is_whole and base is not None)
+    return ("adapter" if is_adapter else "model"), shown

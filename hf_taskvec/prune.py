@@ -11,9 +11,10 @@ import re
 
 import torch
 
-from hf_taskvec.arithmetic import Sum, Term, not_finite
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.delta import Delta, Dense, Difference, LowRank, Rows
 from hf_taskvec.errors import BadValueError, MissingNameError, some
+from hf_taskvec.rounding import not_finite
 from hf_taskvec.tensors import InMemory, RowsOf
 from hf_taskvec.vector import TaskVector
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.arithmetic import Sum, Term, check_finite, dtype_name, parse_dtype, round_once
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.checkpoint import (
     ADAPTER_WEIGHTS,
     WEIGHTS,
@@ -46,6 +46,7 @@ from hf_taskvec.errors import (
 from hf_taskvec.exact import Format, exact_format, exact_rows
 from hf_taskvec.output import new_folder
 from hf_taskvec.provenance import Provenance
+from hf_taskvec.rounding import check_finite, dtype_name, parse_dtype, round_once
 from hf_taskvec.tensors import RowsOf, Source, Transposed, samples, tensor_bytes
 from hf_taskvec.vector import TaskVector
 from hf_taskvec.writer import SafetensorsWriter, TensorSpec, parse_size, shard

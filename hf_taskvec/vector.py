@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec import measure
-from hf_taskvec.arithmetic import FLOATS, Sum, Term, parse_dtype
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense, LowRank
 from hf_taskvec.errors import (
@@ -26,6 +26,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.names import is_vocabulary
 from hf_taskvec.provenance import ModelRecord, Origin, Provenance
+from hf_taskvec.rounding import FLOATS, parse_dtype
 from hf_taskvec.tensors import InMemory, Source, describe, fingerprint
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.arithmetic import Sum, Term, parse_dtype, round_once
+from hf_taskvec.arithmetic import Sum, Term
 from hf_taskvec.delta import Dense, Difference, LowRank
 from hf_taskvec.exact import exact_difference, exact_format
+from hf_taskvec.rounding import parse_dtype, round_once
 from hf_taskvec.tensors import InMemory, Source
 
 DIGITS_AND_LEAST_EXPONENT = {torch.bfloat16: (8, -126), torch.float16: (11, -14), torch.float32: (24, -126)}

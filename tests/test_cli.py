@@ -132,6 +132,13 @@ def test_bad_input(hub: HubServer, taskvec: Run, edited: Edited, arguments: list
     assert not (edited.folder / "x").exists()
 
 
+def test_a_vector_on_the_hub_is_one_already(hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+    hub.add_repo("me/vector", edited.folder / "vector")
+    answer = taskvec("extract", "base", "me/vector", "-o", tmp_path / "x")
+    assert answer.code == 1 and "me/vector is a task vector already" in answer.err
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_usage(taskvec: Run, command: str) -> None:
     assert taskvec(command).code == 2

@@ -20,12 +20,13 @@ from tiny import DTYPES, TinyModels, added, make, tensors, tuned_copy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_taskvec import TaskVector, combine, rules
-from hf_taskvec.arithmetic import Sum, round_once
+from hf_taskvec.arithmetic import Sum
 from hf_taskvec.combine.select import order_statistics
 from hf_taskvec.combine.sparse import random_mask
 from hf_taskvec.computed import Computed, Tiles
 from hf_taskvec.delta import LowRank
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError
+from hf_taskvec.rounding import round_once
 from hf_taskvec.tensors import InMemory
 
 LARGE = (1100, 1024)  # more than two tiles

@@ -201,7 +201,7 @@ def test_applied_it_is_fp64_rounded_once(dtype: torch.dtype, models: TinyModels,
     vector, wrong, count = made.vector(), 0, 0
     for name, source in tensors(made.base).items():
         exact = source.read().double() + (merged_change_of(made, name) if name in vector else 0.0)
-        from hf_taskvec.arithmetic import round_once
+        from hf_taskvec.rounding import round_once
 
         expected, result = round_once(exact, dtype), added(vector, name, source)
         wrong += (expected != result).sum().item()

@@ -16,7 +16,7 @@ ROOT = Path(hf_taskvec.__file__).parent
 LAYERS = [
     {"_version", "errors", "threads"},
     {"names", "tensors", "provenance", "readme", "vocabulary"},
-    {"delta", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
+    {"delta", "scratch", "rounding", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
     {
         "checkpoint",
         "writer",

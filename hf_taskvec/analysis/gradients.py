@@ -23,12 +23,13 @@ from hf_taskvec.analysis.forward import (
     token_rows,
 )
 from hf_taskvec.analysis.geometry import check_alike
-from hf_taskvec.arithmetic import FLOATS, Term
+from hf_taskvec.arithmetic import Term
 from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError, UnsupportedError, some
 from hf_taskvec.live import live_checkpoint, live_weights
 from hf_taskvec.names import is_peft_model, layout_of_model
 from hf_taskvec.provenance import Origin, Provenance
+from hf_taskvec.rounding import FLOATS
 from hf_taskvec.tensors import InMemory
 from hf_taskvec.vector import Model, TaskVector
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.arithmetic import Term, not_finite
+from hf_taskvec.arithmetic import Term
 from hf_taskvec.compress import stacked_factors
 from hf_taskvec.delta import LowRank
 from hf_taskvec.measure import tiles_of
+from hf_taskvec.rounding import not_finite
 
 _MOST_STEPS = 64
 _SETTLED = 2  # steps with a small error that end the search: one alone may have missed a direction

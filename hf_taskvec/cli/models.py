@@ -268,9 +268,9 @@ def _protocol(name: str | None, fields: list[str] | None) -> Any:
 def _load(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from hf_taskvec.arithmetic import parse_dtype
     from hf_taskvec.checkpoint import locate, split_revision
     from hf_taskvec.evaluation.runner import processes
+    from hf_taskvec.rounding import parse_dtype
 
     locate(model, None, token, ["config.json"])  # our own words for what is not there
     where, revision = (model, None) if Path(model).is_dir() else split_revision(model, None)

@@ -64,7 +64,7 @@ def extract(
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """
-    from hf_taskvec.opening import open_vector
+    from hf_taskvec.opening import kind_of, open_vector
     from hf_taskvec.store import JSON_NAME
 
     if len(models) > 2:
@@ -74,9 +74,10 @@ def extract(
         sizes = {where: weights_size(where, token) for where in models}
         written = 0 if reference else list(sizes.values())[-1]
         return Plan(sizes, {output.name: written}, STREAMING).result(output).show(json)
-    if (Path(models[-1]) / JSON_NAME).exists():
-        raise BadValueError(f"{Path(models[-1]).name} is a task vector already.")
     base = models[0] if len(models) == 2 else None
+    kind, shown = kind_of(models[-1], base, token)
+    if kind == "vector":
+        raise BadValueError(f"{shown} is a task vector already.")
     vector = open_vector(models[-1], base, name=name, vocabulary=vocabulary, token=token)
     _save(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_taskvec.arithmetic import not_finite
 from hf_taskvec.computed import Tiles
+from hf_taskvec.rounding import not_finite
 from hf_taskvec.tensors import numel
 
 _LOWER = 15
