@@ -30,6 +30,11 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# Files that tell what a folder without a model's weights holds.
+_NO_MODELS = {
+    "adapter_config.json": "a PEFT adapter, not a full model: use TaskVector.from_adapter()",
+    "taskvec.json": "a saved task vector, not a model: use TaskVector.load()",
+}
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 _DTYPES = {
@@ -294,8 +299,10 @@ def open_checkpoint(
     folder, name, commit = locate(where, revision, token, [*beside, "*.safetensors"])
     if not any((folder / file).exists() for file in WEIGHTS) and commit is not None:
         folder, name, commit = locate(where, revision, token, [*beside, "pytorch_model*.bin"])
-    if (folder / "adapter_config.json").exists() and not any((folder / file).exists() for file in WEIGHTS):
-        raise MismatchError(f"{name} is a PEFT adapter, not a full model: use TaskVector.from_adapter().")
+    if not any((folder / file).exists() for file in WEIGHTS):
+        for file, what in _NO_MODELS.items():
+            if (folder / file).exists():
+                raise MismatchError(f"{name} is {what}.")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     stored = open_files(folder, WEIGHTS, Home(name, commit) if commit else None)
     if config.get("quantization_config"):  # its scales and the like have names that no architecture knows

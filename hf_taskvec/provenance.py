@@ -117,6 +117,12 @@ class Provenance:
         return cls(((origin.label, 1.0),), (origin,))
 
     @property
+    def architectures(self) -> frozenset[str]:
+        """The model classes that took part, as far as they are known."""
+        models = (model for origin in self.origins for model in (origin.base, origin.tuned))
+        return frozenset(model.architecture for model in models if model and model.architecture)
+
+    @property
     def expression(self) -> str:
         """The expression in the algebra's own notation.
 

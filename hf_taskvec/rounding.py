@@ -80,7 +80,7 @@ def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
 def not_finite(name: str) -> BadValueError:
     """The refusal of a parameter whose numbers are not all finite."""
     return BadValueError(
-        f"{name}: the weights contain NaN or infinite values. Check the checkpoints that this vector reads; "
+        f"{name}: the weights contain NaN or infinite values. Check the checkpoints that they come from; "
         "a training run that diverged is the usual cause."
     )
 

@@ -49,16 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     if rows is not None:
         model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).to(options.device).eval()
         texts = sections.Texts(model, rows, options.batch_size)
-        if len(vectors) > 1:
-            sections.correlation(report, vectors, texts, options.pooling)
-            sections.linearity(report, vectors, texts)
+        sections.correlation(report, vectors, texts, options.pooling)
+        sections.linearity(report, vectors, texts)
         gradient = sections.gradients(report, vectors, texts)[names[0]]
-        if options.landscape and len(vectors) > 1:
+        if options.landscape:
             sections.landscape(report, vectors, texts, options.landscape)
     if steps:
         sections.epochs(report, steps, gradient)
     if rows is None:
-        report.section("With texts", "Give a text for each fine-tune (`--data`) for what needs forward passes.")
+        missing = "correlation, λ from theory, linearity, gradients" + (", the landscape" if options.landscape else "")
+        report.section(
+            "With texts", f"Give a text for each fine-tune (`--data`) for what needs forward passes: {missing}."
+        )
     return report.save()
 
 

@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.errors import MismatchError
 from hf_taskvec.tensors import InMemory
 
 WEIGHTS = "model.safetensors"
@@ -712,3 +713,10 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     vector = TaskVector.from_finetuned(base, tuned)
     assert set(vector) == {"0.weight", "0.bias"}  # the norms are equal
     assert torch.equal(added(vector, "0.weight", base[0].weight.detach()), tuned[0].weight)
+
+
+def test_a_vector_is_no_model(models: TinyModels, tmp_path: Path) -> None:
+    pair = models.pair("phi")
+    pair.vector().save(tmp_path / "saved")
+    with pytest.raises(MismatchError, match=r"saved is a saved task vector, not a model: use TaskVector.load\(\)"):
+        TaskVector.from_finetuned(tmp_path / "saved", pair.tuned)

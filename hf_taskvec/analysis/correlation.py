@@ -146,6 +146,10 @@ def correlation_matrix(
 
     The other arguments are those of `task_correlation`.
     """
+    if not isinstance(models, Mapping) or not isinstance(data, Mapping):
+        raise BadValueError(
+            "models and data are given by the tasks' names: correlation_matrix({name: model}, {name: data})."
+        )
     if len(models) < 2:
         raise BadValueError("a correlation needs two tasks or more.")
     if set(models) != set(data):

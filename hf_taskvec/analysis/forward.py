@@ -99,14 +99,19 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def token_rows(data: Data, tokenizer: Any = None, max_length: int | None = None, what: str = "the data") -> Rows:
     """Token ids, row by row, of a data set with `input_ids`, of token sequences, or of texts and their tokenizer.
 
-    Padding that an `attention_mask` marks is left out. Rows are cut to `max_length`.
+    Padding that an `attention_mask` marks is left out. Rows are cut to `max_length`. What a tokenizer gives for several
+    texts is a data set too.
     """
-    if max_length is not None and max_length < 2:
-        raise BadValueError(f"max_length={max_length} leaves no next token to predict. Use 2 or more.")
+    if max_length is not None:
+        check_whole("max_length", max_length)
+        if max_length < 2:
+            raise BadValueError(f"max_length={max_length} leaves no next token to predict. Use 2 or more.")
     if isinstance(data, str):
         raise BadValueError(f"{what} is one text. Give a list of texts, or of token-id sequences.")
     if not isinstance(data, Iterable):
         raise BadValueError(f"{what} is a {type(data).__name__}. Give a list of texts, or of token-id sequences.")
+    if is_columns(data):
+        data = _rows_of(data, what)
     rows = []
     for number, item in enumerate(data):
         ids = _ids(item, tokenizer, what)[:max_length]
@@ -116,6 +121,30 @@ def token_rows(data: Data, tokenizer: Any = None, max_length: int | None = None,
     if not rows:
         raise BadValueError(f"{what} is empty: give at least one row of text.")
     return rows
+
+
+def is_columns(data: Any) -> bool:
+    """Whether the data comes by column, as a tokenizer gives it."""
+    return isinstance(data, Mapping) and "input_ids" in data
+
+
+def _rows_of(columns: Any, what: str) -> list[dict[str, Any]]:
+    ids, mask = columns["input_ids"], columns.get("attention_mask")
+    if len(ids) and _is_number(ids[0]):
+        raise _one_sequence(what)
+    if mask is None:
+        return [{"input_ids": row} for row in ids]
+    return [{"input_ids": row, "attention_mask": seen} for row, seen in zip(ids, mask, strict=True)]
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, numbers.Number) or (isinstance(item, torch.Tensor) and item.dim() == 0)
+
+
+def _one_sequence(what: str) -> BadValueError:
+    return BadValueError(
+        f"{what} is one sequence of token ids. Give a list of sequences: [ids], if it is all there is."
+    )
 
 
 def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
@@ -131,6 +160,8 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
         if tokenizer is None:
             raise BadValueError(f"{what} is text: pass the models' tokenizer=, or token ids.")
         item = tokenizer(item)["input_ids"]
+    if _is_number(item):
+        raise _one_sequence(what)
     ids = item.tolist() if isinstance(item, torch.Tensor) else list(item)
     if mask is not None:
         ids = [token for token, seen in zip(ids, mask, strict=True) if seen]
@@ -225,7 +256,14 @@ def check_predictable(rows: Rows, what: str = "the data") -> None:
         raise BadValueError(f"{what} has rows of one token only, so there is no next token to predict.")
 
 
+def check_whole(name: str, value: Any) -> None:
+    """Refuse what is not a whole number."""
+    if not isinstance(value, numbers.Integral):
+        raise BadValueError(f"{name}={value!r} must be a whole number.")
+
+
 def check_batch_size(batch_size: int) -> None:
+    check_whole("batch_size", batch_size)
     if batch_size < 1:
         raise BadValueError(f"batch_size={batch_size}: a batch has at least one row.")
 

@@ -131,7 +131,7 @@ def places_of(pair: tuple[str, str], names: Sequence[str], what: str) -> list[in
 
 def named_vectors(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> dict[str, TaskVector]:
     """Vectors by name; of a sequence the expressions are the names, numbered where they are the same."""
-    if isinstance(vectors, TaskVector):
+    if isinstance(vectors, TaskVector | str) or not isinstance(vectors, Sequence | Mapping):
         raise BadValueError("give two vectors or more, as a list or by name.")
     check_vectors(*(vectors.values() if isinstance(vectors, Mapping) else vectors))
     if isinstance(vectors, Mapping):
@@ -156,10 +156,7 @@ def check_alike(named: Mapping[str, TaskVector]) -> None:
                     f"{parameter}: {first} has shape {list(one.shape(parameter))}, {name} {list(other.shape(parameter))}. Vectors of "
                     "models of different sizes cannot be compared."
                 )
-        kinds = [
-            {m.architecture for o in v.provenance.origins for m in (o.base, o.tuned) if m and m.architecture}
-            for v in (one, other)
-        ]
+        kinds = [vector.provenance.architectures for vector in (one, other)]
         if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
             raise MismatchError(
                 f"{first} belongs to {', '.join(sorted(kinds[0]))}, {name} to {', '.join(sorted(kinds[1]))}: vectors of different "

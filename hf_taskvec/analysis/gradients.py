@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError, UnsupportedError, some
 from hf_taskvec.live import live_checkpoint, live_weights
 from hf_taskvec.names import is_peft_model, layout_of_model
+from hf_taskvec.opening import kind_of, open_vector
 from hf_taskvec.provenance import Origin, Provenance
 from hf_taskvec.rounding import FLOATS
 from hf_taskvec.tensors import InMemory
@@ -52,8 +55,8 @@ def from_gradient(
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env, reduce
 
-    if not (math.isfinite(lr) and lr > 0):
-        raise BadValueError(f"lr={lr}: the learning rate must be positive.")
+    if not isinstance(lr, numbers.Real) or not (math.isfinite(lr) and lr > 0):
+        raise BadValueError(f"lr={lr!r}: the learning rate must be a positive number.")
     check_model(model)
     check_batch_size(batch_size)
     rows = token_rows(data, tokenizer, max_length)
@@ -62,9 +65,9 @@ def from_gradient(
     parameters = _trained(model)
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     own = rows[state.process_index :: state.num_processes]
-    totals = {n: torch.zeros_like(p, dtype=_wide(p), requires_grad=False) for n, p in parameters.items()}
-    count = torch.zeros((), dtype=torch.float64)
-    with evaluating(model), torch.enable_grad():
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+        totals = {n: torch.zeros_like(p, dtype=_wide(p), requires_grad=False) for n, p in parameters.items()}
+        count = torch.zeros((), dtype=torch.float64)
         for batch in progress_bar(list(batches(own, batch_size)), "Gradient", progress):
             loss, tokens = summed_loss(model, batch)
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -148,8 +151,8 @@ def gradient_alignment(
     """How far fine-tuning is one gradient step: each epoch's share and direction, beside the gradient at the start.
 
     Args:
-        epochs: what each epoch ended with, in order: task vectors from one base; or models (Hub ids, folders, live),
-            with `base`.
+        epochs: what each epoch ended with, in order: task vectors from one base, or where they are saved (folders, Hub
+            ids); or models (Hub ids, folders, live), with `base`.
         gradient: the vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative
             gradient.
         base: the model that fine-tuning started from.
@@ -158,12 +161,17 @@ def gradient_alignment(
     One pass over all files. The update of an epoch is the difference of two checkpoints; under SGD it is −η times the
     gradients that the epoch saw, under Adam only about along them.
     """
+    if isinstance(epochs, TaskVector | str | Path | torch.nn.Module):
+        raise BadValueError("give a list of epochs, in order; [one] for one.")
     if not epochs:
         raise BadValueError("gradient_alignment() needs the vector or model of one epoch at least.")
     vectors = []
+    stored = base if isinstance(base, str | Path) else None
     for number, each in enumerate(epochs, 1):
         if isinstance(each, TaskVector):
             vectors.append(each)
+        elif isinstance(each, str | Path) and kind_of(each, stored)[0] != "model":
+            vectors.append(open_vector(each, stored, name=f"epoch_{number}"))
         elif base is None:
             raise BadValueError("epochs given as models need base=, the model that fine-tuning started from.")
         else:

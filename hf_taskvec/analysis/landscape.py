@@ -19,7 +19,9 @@ from hf_taskvec.analysis.forward import (
     check_model,
     check_predictable,
     check_rows,
+    check_whole,
     evaluating,
+    is_columns,
     mean_loss,
     progress_bar,
     token_rows,
@@ -98,13 +100,14 @@ def loss_landscape(
         merge: see `TaskVector.edit`.
         progress: show a progress bar; by default on a terminal.
     """
+    check_whole("size", size)
     if size < 2:
         raise BadValueError(f"size={size}: a grid has two points along a side at least.")
     if not (margin >= 0 and math.isfinite(margin)):
         raise BadValueError(f"margin={margin} must not be negative.")
     check_model(model)
     check_batch_size(batch_size)
-    sets: Mapping[str, Data] = data if isinstance(data, Mapping) else {"data": data}
+    sets: Mapping[str, Data] = data if isinstance(data, Mapping) and not is_columns(data) else {"data": data}
     if not sets:
         raise BadValueError("the data is empty: give one data set at least.")
     rows = {name: token_rows(each, tokenizer, max_length, name) for name, each in sets.items()}

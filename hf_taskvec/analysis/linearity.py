@@ -7,6 +7,8 @@ sides and by the coefficient `‖left‖ · cosine / ‖right‖`, which should 
 are mixed.
 """
 
+import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -125,8 +127,10 @@ def cross_task_linearity(
     """
     if feature not in get_args(Feature):
         raise BadValueError(f"feature={feature!r} is not one of {', '.join(get_args(Feature))}.")
-    if scale == 0:
-        raise BadValueError("scale=0 edits nothing. The paper uses 0.4.")
+    if not _is_finite(scale) or scale == 0:
+        raise BadValueError(f"scale={scale!r} edits nothing. The paper uses 0.4.")
+    if not isinstance(alphas, Sequence) or not all(map(_is_finite, alphas)):
+        raise BadValueError(f"alphas={alphas!r} must be a list of numbers between 0 and 1.")
     check_model(model)
     check_vectors(vector_a, vector_b)
     check_batch_size(batch_size)
@@ -154,6 +158,10 @@ def cross_task_linearity(
         kind: Measures(*(torch.cat(each).T for each in zip(*found, strict=True))) for kind, found in parts.items()
     }
     return Linearity(measures, feature, len(rows))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 _Weighted = tuple[_Mixture, float]
@@ -286,9 +294,12 @@ def stitch(
         merge: see `TaskVector.edit`.
 
     The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`. The
-    result takes what the model takes (`input_ids`, `attention_mask`).
+    result takes what the model takes (`input_ids`, `attention_mask`), without a cache of keys and values.
     """
     check_model(model)
+    for part in parts:
+        if not isinstance(part, tuple | list) or len(part) != 2 or not _is_finite(part[0]):
+            raise BadValueError(f"a part of a stitched model is (weight, vector), not {part!r}.")
     check_vectors(*(vector for _, vector in parts if vector is not None))
     blocks = layers_of(model)
     if not -len(blocks) <= layer < len(blocks):
@@ -297,7 +308,7 @@ def stitch(
         raise BadValueError("a stitched model needs at least one part.")
     block = blocks[layer]
 
-    def features(inputs: dict[str, Any]) -> torch.Tensor:
+    def features(inputs: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
         found = []
 
         def stop(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -305,20 +316,22 @@ def stitch(
             raise _LayerReachedError
 
         with _hooked([(block, stop)]), torch.inference_mode(), suppress(_LayerReachedError):
-            model(**inputs, use_cache=False)
+            model(*inputs, **options)
         return found[0]
 
-    def call(**inputs: Any) -> torch.Tensor:
+    def call(*inputs: Any, **options: Any) -> torch.Tensor:
+        if options.setdefault("use_cache", False):
+            raise BadValueError("a stitched model keeps no cache of keys and values: leave out use_cache.")
         mixed: torch.Tensor | None = None
         for weight, vector in parts:
             with vector.applied_to(model, merge=merge) if vector else nullcontext(), evaluating(model):
-                part = weight * features(inputs)
+                part = weight * features(inputs, options)
             mixed = part if mixed is None else mixed + part
 
         def replace(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
 
         with _hooked([(block, replace)]), evaluating(model), torch.inference_mode():
-            return model(**inputs, use_cache=False).logits
+            return model(*inputs, **options).logits
 
     return call

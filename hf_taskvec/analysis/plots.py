@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.analysis.kinds import KINDS
 from hf_taskvec.figures import COLOURS, look
 
 if TYPE_CHECKING:
@@ -113,11 +114,13 @@ def transfer_figure(transfer: "Transfer", low: float, high: float, names: Sequen
         axes.contourf(x, y, inside.astype(float), levels=[0.5, 1.5], colors=[COLOURS[0]], alpha=0.35)
         axes.fill_between([], [], color=COLOURS[0], alpha=0.35, label="all three hold")
     if transfer.scales:
-        label = "closed form" if transfer.verdict == "works" else "least |λ|"
+        label = "closed form" if transfer.closed_form else "least |λ|"
         axes.plot(*transfer.scales, "X", color="black", markersize=10, label=label, linestyle="")
     labels = {"xlabel": f"λ of {names[0]}", "ylabel": f"λ of {names[1]}"}
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", **labels)
-    where = "Where Theorem 3 promises transfer" if transfer.scales else "Theorem 3 promises transfer nowhere"
+    where = (
+        "Where the sums of Theorem 3 are reached" if transfer.scales else "The sums of Theorem 3 are reached nowhere"
+    )
     axes.set_title(f"{where}: γ = ({_signed(one)}, {_signed(other)})", fontsize=11.5)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     axes.grid(alpha=0.2)
@@ -145,7 +148,7 @@ def linearity_figure(linearity: "Linearity") -> "Figure":
         above.set_title(kind, fontsize=10.5)
         below.axhline(1.0, color="0.4", linestyle=":", linewidth=1.2)
         below.set_xlabel("layer")
-        below.xaxis.get_major_locator().set_params(integer=True)
+        _whole_ticks(below, range(found.layers))
         for axes in (above, below):
             axes.grid(alpha=0.25)
     grid[0][0].set_ylabel("1 − cosine (log scale)")
@@ -241,6 +244,14 @@ def _plain_numbers(axis: Any) -> None:
         ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "1235" else ""))
 
 
+def _whole_ticks(axes: Any, values: Sequence[int]) -> None:
+    """Ticks at whole numbers; at the one that there is, if there is only one."""
+    if len(values) == 1:
+        axes.set_xticks(list(values))
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def _layer_ticks(axes: Any, layers: list[str]) -> None:
     """Some layers by number, the last one among them, and what belongs to none by name, below the numbers."""
     last = sum(layer.isdigit() for layer in layers) - 1
@@ -256,7 +267,8 @@ def ranks_figure(ranks: "Ranks") -> "Figure":
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for number, kind in enumerate(ranks.kinds):
+    for kind in ranks.kinds:
+        number = KINDS.index(kind)  # so that a kind looks the same in the figures of all vectors
         found = ranks.of_kind(kind)
         layers = sorted({matrix.layer for matrix in found})
         for axes, value in ((left, "stable_rank"), (right, "frobenius")):
@@ -278,7 +290,7 @@ def ranks_figure(ranks: "Ranks") -> "Figure":
     for axes in (left, right):
         axes.set_ylim(0, None)
         axes.set_xlabel("layer")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _whole_ticks(axes, sorted({matrix.layer for matrix in ranks.matrices}))
         axes.grid(alpha=0.25)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
     figure.suptitle(f"Ranks and norms: {ranks.what}", fontsize=12)
@@ -305,7 +317,7 @@ def alignment_figure(alignment: "Alignment") -> "Figure":
     right.set(xlabel="epoch", ylabel="cosine", title="where it points")
     right.axhline(0, color="0.5", linewidth=0.8)
     for axes in (left, right):
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _whole_ticks(axes, epochs)
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)

@@ -13,14 +13,14 @@ import torch
 
 from hf_taskvec import measure
 from hf_taskvec.analysis.forward import check_vectors, progress_bar
-from hf_taskvec.analysis.kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of
+from hf_taskvec.analysis.kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of, stores_transposed
 from hf_taskvec.analysis.spectrum import Part, Room, norms_of, threads_for
 from hf_taskvec.arithmetic import Term
 from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extract import open_model
-from hf_taskvec.names import Layout
+from hf_taskvec.names import Layout, perhaps_conv1d
 from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 
@@ -62,12 +62,15 @@ class Ranks:
         """The kinds that occur, in the usual order."""
         return [kind for kind in KINDS if self.of_kind(kind)]
 
-    def harmonic_mean(self, kinds: Iterable[Kind] | None = None) -> float:
+    def harmonic_mean(self, kinds: Kind | Iterable[Kind] | None = None) -> float:
         """Of the stable ranks over all layers: small whenever most matrices' are (Timor et al. 2023).
 
         By default over the matrices as they are multiplied, each counted once: O, QKV and the two of the MLP.
         """
-        chosen = set(kinds if kinds is not None else ("O", "QKV", "MLP-1", "MLP-2"))
+        chosen = {kinds} if isinstance(kinds, str) else set(kinds or ("O", "QKV", "MLP-1", "MLP-2"))
+        unknown = [kind for kind in chosen if kind not in KINDS]
+        if unknown:
+            raise BadValueError(f"{unknown[0]!r} is no kind of matrix. Use {', '.join(KINDS)}.")
         found = [m.stable_rank for m in self.matrices if m.kind in chosen and m.spectral]
         if not found:
             raise BadValueError(f"{self.what} has no matrix of the kinds {', '.join(sorted(chosen))} that is not zero.")
@@ -99,11 +102,12 @@ def stable_ranks(
     Args:
         of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
         config: of the vector's model (`config.json`), to take a fused QKV apart.
-        tolerance: the relative error at which the search for a spectral norm ends, by its own estimate. Where singular
-            values lie close, as in a random matrix, it ends earlier, from the 14th product with the matrix on, when
-            products gain less than 30 times that: at the default under 1 % too low. It starts at random, and in one
-            matrix of some hundred it misses the largest singular value for one a few percent lower; a smaller tolerance
-            makes that rarer. A norm is never too high.
+        tolerance: the relative error at which the search for a large matrix's spectral norm ends, by its own estimate.
+            Where singular values lie close, as in a random matrix, it ends earlier, from the 14th product with the
+            matrix on, when products gain less than 30 times that: at the default about half a percent too low, and
+            seldom more than one. It starts at random, and once in some hundred matrices it misses the largest singular
+            value for one a few percent lower; a smaller tolerance makes that rarer. But for rounding, a norm is never
+            too high. Of small matrices it is calculated, not searched for.
         revision, token: for Hub ids, as in transformers.
         progress: show a progress bar; by default on a terminal.
     """
@@ -136,10 +140,17 @@ def _terms_of(
 ) -> tuple[Mapping[str, tuple[Term, ...]], Layout, Mapping[str, Any], str]:
     """What is measured, by canonical name: a vector's terms, or a model's weights as if they were changes from 0."""
     if isinstance(of, TaskVector):
-        return of, Layout(), {}, of.expression
+        return of, _layout_of(of), {}, of.expression
     model = open_model(of, revision, token)
     terms = {name: (Term(1.0, Dense((source,))),) for name, source in model.tensors.items()}
     return terms, model.layout, model.config, model.name
+
+
+def _layout_of(vector: TaskVector) -> Layout:
+    """What the architecture that a vector was made from tells of its matrices; nothing, if that is not known."""
+    known = sorted(vector.provenance.architectures)
+    transposed = [name for name in vector if perhaps_conv1d(name)] if any(map(stores_transposed, known)) else []
+    return Layout(known[0], conv1d=frozenset(transposed)) if known else Layout()
 
 
 def _order(place: Place) -> tuple[int, int, int]:
@@ -150,7 +161,7 @@ def _stacks(
     found: Mapping[str, Place], terms: Mapping[str, tuple[Term, ...]], layout: Layout, config: Mapping[str, Any]
 ) -> dict[Place, list[Part]]:
     """The matrices to measure, each as parts one above the other."""
-    conv1d = layout.conv1d if layout.architecture else None
+    conv1d = _conv1d(layout)
     stacks: dict[Place, list[Part]] = {}
     for name, place in found.items():
         part = Part(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
@@ -158,11 +169,15 @@ def _stacks(
         if place.kind in ("Q", "K", "V"):
             stacks.setdefault(Place(place.layer, "QKV"), []).append(part)
         elif place.kind == "QKV":
-            for kind, rows in (fused_rows(name, part.shape[0], config) or {}).items():
+            for kind, rows in (fused_rows(name, *part.shape, config) or {}).items():
                 own = Part(name, terms[name], part.transposed, tuple(rows))
                 stacks[Place(place.layer, kind)] = [own]
     # A vector that changes Q and V only has no whole QKV: the change of K is zero, and adds nothing to either norm.
     return stacks
+
+
+def _conv1d(layout: Layout) -> frozenset[str] | None:
+    return layout.conv1d if layout.architecture else None
 
 
 def effective_ranks(
@@ -219,11 +234,12 @@ def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")
     check_vectors(vector)
     found = []
+    conv1d = _conv1d(_layout_of(vector))
     for name, terms in vector.items():
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:
             continue
-        norms = measure.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name))))
+        norms = measure.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name), conv1d)))
         found.append(LargeRows(name, place.layer, norms, max(ratio * norms.max().item(), 5e-324)))
     if not found:
         raise BadValueError(f"{vector.expression} changes no first matrix of an MLP.")

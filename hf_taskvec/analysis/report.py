@@ -178,6 +178,9 @@ class Texts:
 
 def correlation(report: Report, vectors: Vectors, texts: Texts, pooling: Pooling = "last") -> None:
     """α̂ between the tasks, and the λ that the theorems promise with it."""
+    if len(vectors) < 2:
+        report.section("Task correlation", "Not measured: correlation, and linearity, are of two fine-tunes or more.")
+        return
     most = max(map(len, texts.rows.values()))
     report.section(
         "Task correlation",
@@ -212,25 +215,29 @@ def _transfers(report: Report, names: list[str], found: CorrelationMatrix) -> No
     """Theorem 3: each task in turn as one that no vector was trained on."""
     report.section(
         "Transfer",
-        "What Theorem 3 promises if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them and the task.",
+        "What Theorem 3 says if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them and the task, and "
+        f"with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in practice. The theorem is about tasks that are "
+        "irrelevant to each other: where the others are not, it promises nothing, and the λ are a place to start.",
     )
     rows = []
     for target in names:
         others = [name for name in names if name != target]
+        between = [found[pair] for pair in combinations(others, 2)]
+        largest = f"{max(between, key=abs):+.3f}".replace("-", "−")
         try:
             transfer = recommend_scales(
-                gammas=[found[target, other] for other in others], margin=PRACTICAL_MARGIN
+                gammas=[found[target, other] for other in others], between=between, margin=PRACTICAL_MARGIN
             ).transfer
         except BadValueError as error:
-            rows.append([target, ", ".join(others), str(error), "–"])
+            rows.append([target, ", ".join(others), largest, str(error), "–"])
             continue
         assert transfer is not None
         scales = ", ".join(f"{scale:+.2f}".replace("-", "−") for scale in transfer.scales)
-        rows.append([target, ", ".join(others), transfer.verdict, scales or "–"])
+        rows.append([target, ", ".join(others), largest, transfer.verdict, scales or "–"])
         if len(others) == 2:
             draw = partial(transfer.figure, names=others)
             report.figure(f"transfer_{label_for(target)}", draw, f"Theorem 3's region for {target}")
-    report.table(["task", "from the vectors of", "verdict", "λ"], rows)
+    report.table(["task", "from the vectors of", "largest α̂ between them", "verdict", "λ"], rows)
 
 
 def _span(region: Region) -> str:
@@ -275,6 +282,9 @@ def gradients(report: Report, vectors: Vectors, texts: Texts) -> dict[str, TaskV
 
 def landscape(report: Report, vectors: Vectors, texts: Texts, size: int) -> None:
     """The loss on the plane through the base and the first two fine-tunes."""
+    if len(vectors) < 2:
+        report.section("Landscape", "Not drawn: a plane goes through the base and two fine-tunes.")
+        return
     one, other = list(vectors)[:2]
     report.section(f"Landscape: {one} and {other}", "The loss on the plane through the base and both fine-tunes.")
     try:

@@ -12,7 +12,7 @@ region reaches beyond |λ| = c/β, unless it begins there. The regions say where
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from hf_taskvec.errors import BadValueError
@@ -64,7 +64,7 @@ class Region:
         if self.low is None or self.high is None or self.scale is None:
             return f"{self.goal}: {self.verdict}. {self.why}"
         return (
-            f"{self.goal}: {self.verdict} for {self.low:.3g} ≤ λ ≤ {self.high:.3g} of {model}, first λ = {self.scale:.3g}. "
+            f"{self.goal}: {self.verdict} for {self.low:.4g} ≤ λ ≤ {self.high:.4g} of {model}, first λ = {self.scale:.4g}. "
             f"{self.why}"
         )
 
@@ -75,7 +75,8 @@ class Transfer:
 
     It works where `Σ λ_i γ_i ≥ margin + c`, `Σ λ_i γ_i² ≥ margin + c` and `|λ_i| β ≤ c`. `scales` meet all three: they
     are the closed form where that does ("works"), else the λ whose largest |λ_i| is least ("hard"), or none
-    ("impossible").
+    ("impossible"). Where the tasks are known to be correlated with each other, the theorem promises nothing, and what
+    would work is "hard".
     """
 
     gammas: tuple[float, ...]
@@ -85,6 +86,7 @@ class Transfer:
     margin: float
     c: float
     beta: float
+    closed_form: bool = True
 
     def holds(self, scales: Sequence[float]) -> bool:
         """Whether the theorem promises success for these λ_i."""
@@ -119,6 +121,9 @@ class Recommendation:
 
     def scales_with(self, grid: Sequence[float]) -> list[float]:
         """The grid of a sweep with the recommended λ among it, in the grid's direction from 0."""
+        for each in grid:
+            if not math.isfinite(each):
+                raise BadValueError(f"the grid holds {each}: a scale must be a number.")
         scale = self.sweep_scale
         found = {round(float(each), 12) + 0.0 for each in (*grid, *([] if scale is None else [scale]))}
         return sorted(found, key=lambda each: (abs(each), each))
@@ -143,6 +148,7 @@ def recommend_scales(
     alpha: "float | Correlation | None" = None,
     *,
     gammas: "Sequence[float | Correlation] | None" = None,
+    between: "Sequence[float | Correlation]" = (),
     beta: float = 0.01,
     c: float = 0.02,
     margin: float = 1.0,
@@ -155,6 +161,8 @@ def recommend_scales(
         alpha: the correlation of the task to add or to forget (task 2) with the one to keep (task 1), as
             `task_correlation` gives it. For Theorems 1 and 2.
         gammas: the correlations of a new task with each of some tasks, for Theorem 3.
+        between: the correlations of those tasks with each other, in any order, if they are known. The theorem is about
+            tasks that have none.
         beta: by how much the error grows with |λ|.
         c: slack of Theorem 3; |λ| beyond c/β is not trusted, in any theorem.
         margin: of Theorem 3's sums: 1 for the hinge loss of the theory, `PRACTICAL_MARGIN` (0.2) as the paper has it in
@@ -185,6 +193,9 @@ def recommend_scales(
         if not isinstance(gammas, Sequence) or isinstance(gammas, str):
             raise BadValueError(f"gammas={gammas!r} must be a list: one correlation for each task.")
         transfer = _transfer(tuple(_correlation(g, f"gammas[{i}]") for i, g in enumerate(gammas)), beta, c, margin)
+        related = max((abs(_correlation(each, "between")) for each in between), default=0.0)
+        if related > irrelevant:
+            transfer = _without_promise(transfer, related)
     return Recommendation(alpha, add, forget, transfer)
 
 
@@ -206,12 +217,18 @@ def _add(alpha: float, beta: float, c: float, irrelevant: float) -> Region:
         )
         return Region("add", "impossible", why)
     seen = max(alpha, 0.0)
-    scale = 1.0 - seen + beta
+    low = 1.0 - seen + beta
     if alpha > irrelevant:
         why = f"The tasks are aligned (α = {alpha:.3g}): the vector of the one brings part of the other, so less of it is enough."
     else:
         why = f"The tasks are about irrelevant to each other (α = {alpha:.3g}): each vector acts on its own task alone."
-    return Region("add", "works", why, scale, max(c / beta, scale), scale)
+    scale = -_typable(-low)
+    return Region("add", "works", why, low, max(c / beta, scale), scale)
+
+
+def _typable(scale: float) -> float:
+    """The next lower number with three decimals: what is printed is then what is recommended."""
+    return math.floor(scale * 1000 + 1e-9) / 1000
 
 
 def _forget(alpha: float, beta: float, c: float, irrelevant: float, gap: float) -> Region:
@@ -226,7 +243,7 @@ def _forget(alpha: float, beta: float, c: float, irrelevant: float, gap: float) 
         why = f"The tasks contradict each other (α = {alpha:.3g}): taking away more than the task itself even helps the other one."
         high = beta * alpha
         low = -1 / max(alpha**2, beta / c)  # −α⁻², or −c/β where that is nearer: then (B) goes on where (A) ends
-        return Region("forget", "works", why, min(low, high), high, high)
+        return Region("forget", "works", why, min(low, high), high, max(min(low, high), _typable(high)))
     if alpha > 1.0 - gap:
         why = f"The tasks are nearly the same (α = {alpha:.3g}): whatever forgets the one forgets the other."
         return Region("forget", "impossible", why)
@@ -235,6 +252,14 @@ def _forget(alpha: float, beta: float, c: float, irrelevant: float, gap: float) 
         "(1 − α)/2 of removing the task once."
     )
     return Region("forget", "hard", why, 0.0, (1.0 - alpha) / 2, 0.0)  # (C), with c < 1 − α
+
+
+def _without_promise(transfer: Transfer, related: float) -> Transfer:
+    why = (
+        f"{transfer.why} But two of the tasks are correlated (|α| = {related:.3g}), and Theorem 3 is about tasks that are "
+        "irrelevant to each other: it promises nothing here, and its λ are a place to start."
+    )
+    return replace(transfer, verdict="hard" if transfer.verdict == "works" else transfer.verdict, why=why)
 
 
 def _transfer(gammas: tuple[float, ...], beta: float, c: float, margin: float) -> Transfer:
@@ -269,7 +294,7 @@ def _transfer(gammas: tuple[float, ...], beta: float, c: float, margin: float) -
     gentlest = _gentlest(gammas, margin + c)
     if max(map(abs, gentlest)) <= most * (1 + 1e-12):
         why = f"The closed form needs |λ| = {largest:.3g}, but other λ within {within} meet both sums."
-        return Transfer(gammas, gentlest, "hard", why, margin, c, beta)
+        return Transfer(gammas, gentlest, "hard", why, margin, c, beta, closed_form=False)
     why = f"The closed form needs |λ| = {largest:.3g}, and no λ within {within} meets both sums."
     return Transfer(gammas, (), "impossible", why, margin, c, beta)
 

@@ -25,7 +25,7 @@ _SETTLED = 2  # steps with a small error that end the search: one alone may have
 _PATIENCE, _QUIET, _SLOW = 14, 3, 30
 _NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
 _TILE = 1 << 19  # elements of a held matrix in one product and its return: they stay in the cache
-_SMALL = 64  # the shorter side of a matrix of which all singular values are calculated
+_SMALL = 320  # the shorter side of a matrix of which all singular values are calculated
 # A matrix of up to so many bytes (in fp32) is held while the steps go over it; a larger one is made anew, tile by tile.
 _HELD_BYTES = 1 << 28
 _TOTAL_BYTES = 1 << 29  # of what all threads hold
@@ -81,7 +81,7 @@ class Part:
         match weighted:
             case [(1.0, (1, source))] if len(self.terms) == 1:
                 start = 0
-                for rows in source.read().split(max(1, _TILE // source.shape[1])):
+                for rows in source.read().split(max(1, _TILE // max(1, source.shape[1]))):
                     yield start, start + len(rows), rows
                     start += len(rows)
             case _:
@@ -93,13 +93,13 @@ class Room(threading.local):
     """Memory for one matrix, which a thread keeps for the next: to take it anew costs as much as several products."""
 
     def __init__(self) -> None:
-        self._kept = torch.empty(0)
+        self._kept = torch.empty(0, dtype=torch.float32)
 
     def of(self, shape: tuple[int, int]) -> torch.Tensor:
         size = math.prod(shape)
         if len(self._kept) < size:
-            self._kept = torch.empty(0)  # given back before more is taken
-            self._kept = torch.empty(size)
+            self._kept = torch.empty(0, dtype=torch.float32)  # given back before more is taken
+            self._kept = torch.empty(size, dtype=torch.float32)
         return self._kept[:size].view(shape)
 
 
@@ -115,24 +115,27 @@ def norms_of(parts: Sequence[Part], tolerance: float, room: Room) -> tuple[float
         if whole is not None:
             tile = whole[filled : filled + len(tile)].copy_(tile)
             filled += len(tile)
-        squares += _square(tile.float())
+        squares += _norm(tile) ** 2
     if not math.isfinite(squares):
-        raise not_finite(parts[0].name)
+        broken = (part.name for part in parts if not all(math.isfinite(_norm(tile)) for tile in part.tiles()))
+        raise not_finite(next(broken, parts[0].name))
     if squares == 0.0:
         return 0.0, 0.0
     frobenius = math.sqrt(squares)
     # In units of the norm where its fourth power, which the search takes, is out of fp32's range.
-    unit = 1.0 if 1e-6 < frobenius < 1e6 else frobenius
+    unit = 1.0 if 1e-6 < frobenius < 1e6 else min(max(frobenius, 1e-37), 1e37)
     if whole is not None and unit != 1.0:
         whole /= unit
-    if whole is not None and min(rows, columns) <= _SMALL and whole.numel() <= _TILE:
-        return frobenius, unit * _largest_of_small(whole)
     pieces = () if whole is None else whole.split(max(1, _TILE // columns))
 
     def tiles() -> Iterable[torch.Tensor]:
         return pieces or (tile.float() / unit for tile in _all_tiles(parts))
 
-    return frobenius, unit * _largest(tiles, columns, tolerance)
+    if whole is not None and min(rows, columns) <= _SMALL and whole.numel() <= _TILE:
+        largest = _largest_of_small(whole)
+    else:
+        largest = _largest(tiles, columns, tolerance)
+    return frobenius, min(unit * largest, frobenius)  # rounding may make it larger where it is the only singular value
 
 
 def threads_for(stacks: Iterable[Sequence[Part]]) -> int:
@@ -161,13 +164,8 @@ def _all_tiles(parts: Sequence[Part]) -> Iterator[torch.Tensor]:
     return itertools.chain.from_iterable(part.tiles() for part in parts)
 
 
-def _square(tile: torch.Tensor) -> float:
-    """The squared norm of an fp32 tile: row by row, so that errors stay small; in fp64 where fp32 would lose it."""
-    rows = torch.linalg.vector_norm(tile, dim=1).double()
-    square = torch.dot(rows, rows).item()
-    if 1e-20 < square < 1e30:
-        return square
-    return torch.linalg.vector_norm(tile, dtype=torch.float64).item() ** 2
+def _norm(tensor: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).item()
 
 
 def _norms_of_factors(parts: Sequence[Part]) -> tuple[float, float]:
@@ -194,13 +192,13 @@ def _largest(tiles: Tiles, size: int, tolerance: float) -> float:
     Vectors are rows here: products of a tile with a row are faster than with a column, and than with several.
     """
     generator = torch.Generator().manual_seed(0)
-    basis, images = torch.zeros(0, size), torch.zeros(0)
+    basis, images = torch.zeros(0, size, dtype=torch.float32), torch.zeros(0, dtype=torch.float32)
     gram = torch.zeros(0, 0, dtype=torch.float64)
     found, settled, slow = 0.0, 0, 0
-    vector, _ = _beside(basis, torch.randn(1, size, generator=generator))
+    vector, _ = _beside(basis, _random(size, generator))
     for step in range(1, min(_MOST_STEPS, size) + 1):
         if vector is None:  # what is left is rounding, and may hide a direction: a random one holds something of it
-            vector, _ = _beside(basis, torch.randn(1, size, generator=generator))
+            vector, _ = _beside(basis, _random(size, generator))
         if vector is None:
             break
         image, back = _both_products(tiles, vector)
@@ -218,6 +216,10 @@ def _largest(tiles: Tiles, size: int, tolerance: float) -> float:
     return found
 
 
+def _random(size: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(1, size, generator=generator, dtype=torch.float32)
+
+
 def _error(squares: torch.Tensor, residual: float) -> float:
     """How far, relatively, the root of the largest of these Ritz values may be off, judged by its residual."""
     largest = squares[-1].item()
@@ -230,10 +232,10 @@ def _error(squares: torch.Tensor, residual: float) -> float:
 
 def _beside(basis: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor | None, float]:
     """The direction and the length of what a vector has beside an orthonormal basis; no direction if it is rounding."""
-    least = _NOISE * vector.norm().item()
+    least = _NOISE * _norm(vector)
     for _ in range(2):  # twice is enough (Kahan)
         vector = vector - (vector @ basis.T) @ basis
-    length = vector.norm().item()
+    length = _norm(vector)
     return (vector / length, length) if length > least else (None, 0.0)
 
 

@@ -80,7 +80,8 @@ def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> N
     texts = [folder / "lamps.txt", folder / "lamps.txt", folder / "boats.txt"]
     options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
     report = analyze(folder / "base", folder / "full", folder / "saved", folder / "lora", *options)
-    assert "## Transfer" in report and "| lora | full, saved |" in report
+    assert "## Transfer" in report
+    assert re.search(r"\| lora \| full, saved \| \+(0\.[2-9]|1\.0)\d+ \| (?!works)", report)  # they are related
     assert "Not drawn: the two vectors are parallel" in report
     for pair in ("full, saved", "full, lora", "saved, lora"):
         assert re.search(rf"\n{pair}\. \*add\*: The tasks .+\*forget\*: The tasks ", report)
@@ -91,6 +92,18 @@ def test_weights_alone(folder: Path, tmp_path: Path) -> None:
     assert "| a | full fine-tune | dense |" in report and "correlation.png" not in report
     one = analyze(folder / "base", folder / "lora", "--output", tmp_path / "one")
     assert "Cosines need two vectors" in one
+    assert "linearity, gradients." in one and "landscape" not in one
+    asked = analyze(folder / "base", folder / "lora", "--landscape", 3, "--output", tmp_path / "asked")
+    assert "linearity, gradients, the landscape." in asked
+
+
+def test_one_vector_and_its_text(folder: Path, tmp_path: Path) -> None:
+    """What takes two is said to be left out."""
+    options = ["--data", folder / "lamps.txt", "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
+    report = analyze(folder / "base", folder / "full", *options)
+    assert "## Gradients" in report
+    assert "Not measured: correlation, and linearity, are of two" in report
+    assert "Not drawn: a plane goes through the base and two" in report
 
 
 def test_epochs_of_every_kind(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_each_row_is_beside_its_own_kind_of_pass(
     seconds = {"model_pass": 2.0, "one_pass": 5.0, "model_ranks": 14.0, "vector_ranks": 15.0, "dense_cosines": 20.0}
 
     def run(job: str, folder: Path, times: int = 1) -> dict[str, float]:
-        return {"seconds": 1.0, "cpu": seconds.get(job, 1.0), "memory": 1.0, "worst": 0.0}
+        return {"seconds": 1.0, "cpu": seconds.get(job, 1.0), "memory": 1.0, "worst": 0.0, "median": 0.0, "count": 1}
 
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "model.safetensors").touch()

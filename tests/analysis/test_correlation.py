@@ -11,6 +11,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, EXPERTS, make, shake, tuned_copy
+from transformers import BatchEncoding
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import (
@@ -180,6 +181,8 @@ def test_kinds_of_data() -> None:
         Dataset.from_dict(padded),
         [torch.tensor(r) for r in data],
         [numpy.array(r) for r in data],
+        BatchEncoding({"input_ids": data}),
+        BatchEncoding({k: torch.tensor(v) for k, v in padded.items()}),
     ):
         assert task_correlation(a, b, other, other) == expected
     assert task_correlation(a, b, data, data, max_length=3) == task_correlation(
@@ -206,6 +209,15 @@ def test_bad_input(pair) -> None:
         task_correlation(a, b, good[:1], good)
     with pytest.raises(BadValueError, match="the same output for every row"):
         task_correlation(a, b, [good[0], good[0]], good)
+    for one in ([3, 4, 5], torch.arange(5), BatchEncoding({"input_ids": [3, 4, 5]})):
+        with pytest.raises(BadValueError, match="data_a is one sequence of token ids"):
+            task_correlation(a, b, one, good)
+    with pytest.raises(BadValueError, match="batch_size='8' must be a whole number"):
+        task_correlation(a, b, good, good, batch_size="8")  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match=r"max_length=2\.5 must be a whole number"):
+        task_correlation(a, b, good, good, max_length=2.5)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="by the tasks' names"):
+        correlation_matrix([a, b], [good, good])  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="tokenizer="):
         task_correlation(a, b, ["a text"], good)
     with pytest.raises(BadValueError, match="whole numbers"):

@@ -11,6 +11,7 @@ from hub_server import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, TinyModels, make, tensors, tuned_copy
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, ranks, spectrum, stable_ranks
@@ -252,7 +253,91 @@ def test_a_flat_spectrum_is_not_searched_for_long(products: list[int], shape: tu
     assert finer.spectral == pytest.approx(exact, rel=1e-3)
 
 
-def test_a_spectrum_with_a_gap_settles_soon(products: list[int]) -> None:
+@pytest.mark.parametrize("scale", [1e-43, 1e-30, 1e-14, 1e-9, 1e9, 1e14, 1e30, 1e37])
+@pytest.mark.parametrize("held", [0, 1 << 28])
+def test_spectral_norms_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, products: list[int], scale: float, held: int
+) -> None:
+    """Squares and fourth powers of such numbers are not fp32's, and some of their norms are not."""
+    monkeypatch.setattr(spectrum, "_HELD_BYTES", held)
+    matrix = scale * torch.randn(400, 350, generator=torch.Generator().manual_seed(0))
+    vector = TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": matrix})
+    (found,) = stable_ranks(vector, tolerance=1e-6).matrices
+    exact = matrix.double()
+    assert found.spectral == pytest.approx(torch.linalg.matrix_norm(exact, 2).item(), rel=1e-3)
+    assert found.frobenius == pytest.approx(exact.norm().item(), rel=1e-6)
+    assert products
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("held", [0, 1 << 28])
+def test_the_default_dtype_changes_nothing(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, held: int) -> None:
+    monkeypatch.setattr(spectrum, "_HELD_BYTES", held)
+    matrix = 20 * torch.randn(400, 350, generator=torch.Generator().manual_seed(0))
+    vector = TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": matrix})
+    expected = stable_ranks(vector)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert stable_ranks(vector) == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("shape", [(1, 500_000), (500_000, 1), (400, 3000), (3000, 400)])
+def test_a_matrix_of_rank_one_has_stable_rank_one(shape: tuple[int, int]) -> None:
+    """Equal numbers are what sums in fp32 are worst at; a stable rank is never below 1."""
+    vector = TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": torch.full(shape, 0.1)})
+    (found,) = stable_ranks(vector).matrices
+    assert 1 <= found.stable_rank < 1 + 1e-3
+    assert found.frobenius == pytest.approx(torch.tensor(0.1).item() * math.prod(shape) ** 0.5, rel=1e-9)
+
+
+def test_a_matrix_without_columns() -> None:
+    (found,) = stable_ranks(
+        TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": torch.zeros(5, 0)})
+    ).matrices
+    assert (found.frobenius, found.spectral) == (0, 0) and math.isnan(found.stable_rank)
+
+
+def test_cross_attention_is_left_out() -> None:
+    """It has names like those of attention, and other sizes."""
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, add_cross_attention=True)
+    model = GPT2LMHeadModel(config)
+    found = stable_ranks(model)
+    assert not [name for m in found.matrices for name in m.names if "cross" in name]
+    assert {m.kind: m.shape[0] for m in found.matrices if m.layer == 0} == {
+        "Q": 32, "K": 32, "V": 32, "O": 32, "QKV": 96, "MLP-1": 128, "MLP-2": 32
+    }  # fmt: skip
+
+
+def test_a_config_of_another_model() -> None:
+    vector = TaskVector.from_tensors({"gpt_neox.layers.0.attention.query_key_value.weight": torch.randn(320, 90)})
+    assert {m.kind for m in stable_ranks(vector).matrices} == {"QKV"}
+    with pytest.raises(MismatchError, match="320 outputs, which cannot be shared by Q, K and V in 9 equal parts"):
+        stable_ranks(vector, config={"num_attention_heads": 3})
+
+
+def test_the_broken_part_of_a_stack_is_named() -> None:
+    weights = {f"model.layers.0.mlp.{name}_proj.weight": torch.ones(8, 6) for name in ("gate", "up")}
+    weights["model.layers.0.mlp.up_proj.weight"][3, 2] = float("nan")
+    with pytest.raises(BadValueError, match=r"up_proj.weight: the weights contain NaN"):
+        stable_ranks(TaskVector.from_tensors(weights))
+
+
+@pytest.mark.parametrize("inner", [24, 48, 96])
+def test_the_architecture_tells_which_way_a_matrix_lies(inner: int) -> None:
+    config = GPT2Config(n_layer=1, n_embd=48, n_head=2, vocab_size=50, n_positions=16, n_inner=inner)
+    base = GPT2LMHeadModel(config)
+    vector = TaskVector.from_finetuned(base, tuned_copy(base))
+    (found,) = large_rows(vector)
+    assert len(found.norms) == inner
+    shapes = {m.kind: m.shape for m in stable_ranks(vector).matrices}
+    assert shapes["MLP-1"] == (inner, 48) and shapes["MLP-2"] == (48, inner)
+
+
+def test_a_spectrum_with_a_gap_settles_soon(monkeypatch: pytest.MonkeyPatch, products: list[int]) -> None:
+    monkeypatch.setattr(spectrum, "_SMALL", 0)
     (found,) = stable_ranks(
         TaskVector.from_tensors({"model.layers.0.self_attn.o_proj.weight": with_values(3.0, *torch.linspace(1, 2, 99))})
     ).matrices
@@ -315,10 +400,12 @@ def hidden(value: float, size: int = 4096) -> torch.Tensor:
     ids=["identity", "one number", "one row", "two values", "one above", "one hardly above", "one hidden"],
 )
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-9])
+@pytest.mark.parametrize("small", [0, 320])
 def test_spectral_norms_where_the_search_runs_out_of_directions(
-    matrix: torch.Tensor, largest: float, tolerance: float
+    monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, largest: float, tolerance: float, small: int
 ) -> None:
     """Few different singular values: soon all directions are found, and what is left of a step is rounding."""
+    monkeypatch.setattr(spectrum, "_SMALL", small)
     name = "model.layers.0.self_attn.o_proj.weight"
     (found,) = stable_ranks(TaskVector.from_tensors({name: matrix}), tolerance=tolerance).matrices
     assert found.spectral == pytest.approx(largest, rel=1e-6)
@@ -387,6 +474,9 @@ def test_harmonic_mean() -> None:
     chosen = [m.stable_rank for m in found.matrices if m.kind in ("QKV", "MLP-1", "MLP-2")]
     assert found.harmonic_mean() == pytest.approx(len(chosen) / sum(1 / r for r in chosen))
     assert found.harmonic_mean(["MLP-2"]) == found.of_kind("MLP-2")[0].stable_rank
+    assert found.harmonic_mean("MLP-2") == found.harmonic_mean(["MLP-2"])
+    with pytest.raises(BadValueError, match="'qkv' is no kind"):
+        found.harmonic_mean(["qkv"])  # type: ignore[list-item]
     with pytest.raises(BadValueError, match="no matrix of the kinds O"):
         found.harmonic_mean(["O"])
 

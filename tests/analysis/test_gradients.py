@@ -199,9 +199,42 @@ def test_a_vector_that_nearly_returns_to_the_base(run) -> None:
     assert found.vector_with_gradient[1] == pytest.approx(1, abs=1e-6)
 
 
+def test_epochs_that_are_saved(run, tmp_path: Path) -> None:
+    """Vectors, an adapter and models, from where they are saved."""
+    base, epochs = run
+    vectors = [TaskVector.from_finetuned(base, model, name=f"e{n}") for n, model in enumerate(epochs)]
+    base.save_pretrained(tmp_path / "base")
+    for number, (vector, model) in enumerate(zip(vectors, epochs, strict=True)):
+        vector.save(tmp_path / f"vector{number}")
+        model.save_pretrained(tmp_path / f"model{number}")
+    expected = gradient_alignment(vectors)
+    count = range(len(vectors))
+    assert gradient_alignment([tmp_path / f"vector{n}" for n in count]).shares == pytest.approx(expected.shares)
+    mixed = [str(tmp_path / "vector0"), *(tmp_path / f"model{n}" for n in count[1:])]
+    for where in (base, tmp_path / "base"):
+        found = gradient_alignment(mixed, base=where)
+        assert found.shares == pytest.approx(expected.shares) and found.with_first == pytest.approx(expected.with_first)
+    low = vectors[0].filter(include="*q_proj.weight").compress(rank=2)
+    low.to_adapter(tmp_path / "adapter", base_model_name_or_path=str(tmp_path / "base"))
+    assert gradient_alignment([tmp_path / "adapter", vectors[1]]).shares == pytest.approx(
+        gradient_alignment([low, vectors[1]]).shares, rel=1e-5
+    )
+
+
+def test_inside_inference_mode(run) -> None:
+    base, _ = run
+    expected = TaskVector.from_gradient(base, rows(0), 0.1)
+    with torch.inference_mode():
+        found = TaskVector.from_gradient(base, rows(0), 0.1)
+    assert all(torch.equal(found.dense(name), expected.dense(name)) for name in expected)
+
+
 def test_bad_epochs(run, tmp_path: Path) -> None:
     base, epochs = run
     vector = TaskVector.from_finetuned(base, epochs[0])
+    for alone in (vector, "me/epoch", tmp_path, base):
+        with pytest.raises(BadValueError, match="a list of epochs"):
+            gradient_alignment(alone)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="one epoch at least"):
         gradient_alignment([])
     with pytest.raises(BadValueError, match="need base="):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from analysis.samples import edited, rows
 from tiny import make, tuned_copy
+from transformers import BatchEncoding
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import forward, landscape, loss_landscape
@@ -101,6 +102,19 @@ def test_low_rank_vectors_may_be_attached(trio) -> None:
     merged, attached = (loss_landscape(trio[0], *vectors, rows(0), size=2, merge=merge) for merge in (True, False))
     for one, other in zip(merged.losses["data"], attached.losses["data"], strict=True):
         assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_tokenizers_output_is_one_data_set(trio, vectors) -> None:
+    data = rows(0)
+    expected = loss_landscape(trio[0], *vectors, data, size=2)
+    longest = max(map(len, data))
+    padded = BatchEncoding(
+        {
+            "input_ids": [row + [0] * (longest - len(row)) for row in data],
+            "attention_mask": [[1] * len(row) + [0] * (longest - len(row)) for row in data],
+        }
+    )
+    assert loss_landscape(trio[0], *vectors, padded, size=2) == expected
 
 
 def test_bad_input(trio, vectors, tmp_path: Path) -> None:

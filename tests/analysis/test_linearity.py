@@ -135,6 +135,16 @@ def test_a_stitched_model(architecture: str) -> None:
     assert torch.isfinite(mixed).all() and mixed.shape == plain.shape
 
 
+def test_a_stitched_model_takes_what_the_model_takes(trio) -> None:
+    base, inputs = trio[0], torch.tensor(rows(0, 1))
+    call = stitch(base, 0, [(1.0, None)])
+    expected = call(input_ids=inputs)
+    assert torch.equal(call(inputs), expected)
+    assert torch.equal(call(inputs, attention_mask=torch.ones_like(inputs), use_cache=False), expected)
+    with pytest.raises(BadValueError, match="no cache"):
+        call(inputs, use_cache=True)
+
+
 def test_stitching_replaces_one_layers_features(trio) -> None:
     base, one, other = trio
     a, b = TaskVector.from_finetuned(base, one), TaskVector.from_finetuned(base, other)
@@ -184,6 +194,13 @@ def test_bad_input(trio) -> None:
         cross_task_linearity(base, vector, "me/vector", rows(0))  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="needs a live model, not str"):
         stitch("me/model", 0, [(1.0, None)])  # type: ignore[arg-type]
+    for part in (vector, (float("nan"), None), (1.0,)):
+        with pytest.raises(BadValueError, match=r"is \(weight, vector\)"):
+            stitch(base, 0, [part])  # type: ignore[list-item]
+    with pytest.raises(BadValueError, match=r"alphas=0.5 must be a list"):
+        cross_task_linearity(base, vector, vector, rows(0), alphas=0.5)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="scale='x'"):
+        cross_task_linearity(base, vector, vector, rows(0), scale="x")  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
         stitch(base, 0, [(1.0, "me/vector")])  # type: ignore[list-item]
     with pytest.raises(MissingNameError, match="Did you mean 'addition'"):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -137,6 +138,29 @@ def test_more_margin_needs_more() -> None:
     strict, practical = (recommend_scales(gammas=(0.792, -0.637), margin=m).transfer for m in (1.0, PRACTICAL_MARGIN))
     ratio = (0.2 + 0.02) / (1 + 0.02)
     assert practical.scales == pytest.approx([s * ratio for s in strict.scales])
+
+
+def test_theorem_3_is_about_tasks_that_are_irrelevant_to_each_other() -> None:
+    alone = recommend_scales(gammas=[0.8, 0.7]).transfer
+    apart = recommend_scales(gammas=[0.8, 0.7], between=[0.1]).transfer
+    related = recommend_scales(gammas=[0.8, 0.7], between=[-0.88]).transfer
+    assert alone is not None and related is not None
+    assert apart == alone and alone.verdict == "works"
+    assert related.verdict == "hard" and related.scales == alone.scales and related.closed_form
+    assert "correlated (|α| = 0.88)" in related.why and "promises nothing" in related.why
+    with pytest.raises(BadValueError, match="between"):
+        recommend_scales(gammas=[0.8, 0.7], between=[1.5])
+
+
+@given(st.floats(-1, 1))
+def test_what_is_printed_is_recommended(alpha: float) -> None:
+    """The λ that somebody types from a message is in the region."""
+    found = recommend_scales(alpha)
+    assert found.add is not None and found.forget is not None
+    for region in (found.add, found.forget, found.forget.in_sweep):
+        if region.scale is not None:
+            (printed,) = re.findall(r"first λ = (\S+)\.", str(region))
+            assert float(printed) in region and float(printed) == pytest.approx(region.scale, abs=1e-9)
 
 
 def test_a_correlation_is_taken_as_it_is() -> None:
