@@ -57,7 +57,8 @@ class Region:
         )
 
     def __contains__(self, scale: float) -> bool:
-        return self.low is not None and self.high is not None and self.low <= scale <= self.high
+        """Whether λ is in the region, but for rounding: a bound as it is printed is."""
+        return self.low is not None and self.high is not None and self.low - 1e-9 <= scale <= self.high + 1e-9
 
     def __str__(self) -> str:
         model = "θ_0' + λτ" if self.origin == "sweep" else "θ_0 + τ_1 + λτ_2"
