@@ -57,7 +57,7 @@ class Region:
         )
 
     def __contains__(self, scale: float) -> bool:
-        """Whether λ is in the region, but for rounding: a bound as it is printed is."""
+        """Whether λ is in the region, but for rounding."""
         return self.low is not None and self.high is not None and self.low - 1e-9 <= scale <= self.high + 1e-9
 
     def __str__(self) -> str:
