@@ -1,6 +1,7 @@
 """The figures of the analysis. Each function gives one `Figure`; `figures.render` makes files of them."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,7 @@ def linearity_figure(linearity: "Linearity") -> "Figure":
             _quartiles(above, values.clamp_min(1e-12), label, colour)
         _quartiles(below, found.coefficient, "coefficient", 2)
         above.set_yscale("log")
-        above.set_title(kind, fontsize=10.5)
+        above.set_title(textwrap.fill(kind, 26, break_long_words=False), fontsize=10.5)
         below.axhline(1.0, color="0.4", linestyle=":", linewidth=1.2)
         below.set_xlabel("layer")
         _whole_ticks(below, range(found.layers))
