@@ -3,6 +3,7 @@
 Rows are padded on the right: each position is then its own index, in any causal architecture.
 """
 
+import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -260,6 +261,11 @@ def check_whole(name: str, value: Any) -> None:
     """Refuse what is not a whole number."""
     if not isinstance(value, numbers.Integral):
         raise BadValueError(f"{name}={value!r} must be a whole number.")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number, and neither NaN nor infinite."""
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -1,8 +1,6 @@
 """Task vectors and gradients (Zhou et al. 2025): one epoch of full-batch gradient descent gives `τ = −η ∇L(θ_0)`."""
 
 import itertools
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from hf_taskvec.analysis.forward import (
     check_rows,
     check_vectors,
     evaluating,
+    is_finite,
     progress_bar,
     summed_loss,
     token_rows,
@@ -55,7 +54,7 @@ def from_gradient(
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env, reduce
 
-    if not isinstance(lr, numbers.Real) or not (math.isfinite(lr) and lr > 0):
+    if not is_finite(lr) or lr <= 0:
         raise BadValueError(f"lr={lr!r}: the learning rate must be a positive number.")
     check_model(model)
     check_batch_size(batch_size)

@@ -7,8 +7,6 @@ sides and by the coefficient `‖left‖ · cosine / ‖right‖`, which should 
 are mixed.
 """
 
-import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from hf_taskvec.analysis.forward import (
     check_rows,
     check_vectors,
     evaluating,
+    is_finite,
     progress_bar,
     token_rows,
 )
@@ -127,9 +126,9 @@ def cross_task_linearity(
     """
     if feature not in get_args(Feature):
         raise BadValueError(f"feature={feature!r} is not one of {', '.join(get_args(Feature))}.")
-    if not _is_finite(scale) or scale == 0:
-        raise BadValueError(f"scale={scale!r} edits nothing. The paper uses 0.4.")
-    if not isinstance(alphas, Sequence) or not all(map(_is_finite, alphas)):
+    if not is_finite(scale) or scale == 0:
+        raise BadValueError(f"scale={scale!r} must be a number other than 0; the paper uses 0.4.")
+    if not isinstance(alphas, Sequence) or not all(map(is_finite, alphas)):
         raise BadValueError(f"alphas={alphas!r} must be a list of numbers between 0 and 1.")
     check_model(model)
     check_vectors(vector_a, vector_b)
@@ -158,10 +157,6 @@ def cross_task_linearity(
         kind: Measures(*(torch.cat(each).T for each in zip(*found, strict=True))) for kind, found in parts.items()
     }
     return Linearity(measures, feature, len(rows))
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 _Weighted = tuple[_Mixture, float]
@@ -298,7 +293,7 @@ def stitch(
     """
     check_model(model)
     for part in parts:
-        if not isinstance(part, tuple | list) or len(part) != 2 or not _is_finite(part[0]):
+        if not isinstance(part, tuple | list) or len(part) != 2 or not is_finite(part[0]):
             raise BadValueError(f"a part of a stitched model is (weight, vector), not {part!r}.")
     check_vectors(*(vector for _, vector in parts if vector is not None))
     blocks = layers_of(model)

@@ -20,7 +20,7 @@ from hf_taskvec.compress import Target, compress
 from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extract import open_model
-from hf_taskvec.names import Layout, perhaps_conv1d
+from hf_taskvec.names import perhaps_conv1d
 from hf_taskvec.threads import workers
 from hf_taskvec.vector import TaskVector
 
@@ -67,7 +67,8 @@ class Ranks:
 
         By default over the matrices as they are multiplied, each counted once: O, QKV and the two of the MLP.
         """
-        chosen = {kinds} if isinstance(kinds, str) else set(kinds or ("O", "QKV", "MLP-1", "MLP-2"))
+        usual: tuple[Kind, ...] = ("O", "QKV", "MLP-1", "MLP-2")
+        chosen = {kinds} if isinstance(kinds, str) else set(usual if kinds is None else kinds)
         unknown = [kind for kind in chosen if kind not in KINDS]
         if unknown:
             raise BadValueError(f"{unknown[0]!r} is no kind of matrix. Use {', '.join(KINDS)}.")
@@ -113,7 +114,7 @@ def stable_ranks(
     """
     if not 0 < tolerance < 1:
         raise BadValueError(f"tolerance={tolerance} must be between 0 and 1.")
-    terms, layout, known, what = _terms_of(of, revision, token)
+    terms, conv1d, known, what = _terms_of(of, revision, token)
     config = dict(config or known)
     found = {name: place for name in terms if len(terms[name][0].delta.shape) == 2 and (place := place_of(name))}
     if not found:
@@ -121,7 +122,7 @@ def stable_ranks(
             f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, GPT-Neo, GPT-J, "
             "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
         )
-    stacks = _stacks(found, terms, layout, config)
+    stacks = _stacks(found, terms, conv1d, config)
     ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))
     matrices = []
     room = Room()
@@ -137,20 +138,24 @@ def stable_ranks(
 
 def _terms_of(
     of: Matrices, revision: str | None = None, token: str | bool | None = None
-) -> tuple[Mapping[str, tuple[Term, ...]], Layout, Mapping[str, Any], str]:
-    """What is measured, by canonical name: a vector's terms, or a model's weights as if they were changes from 0."""
+) -> tuple[Mapping[str, tuple[Term, ...]], frozenset[str] | None, Mapping[str, Any], str]:
+    """What is measured: terms by canonical name, which of them are stored transposed (if known), the config, and its name.
+
+    The terms are a vector's, or a model's weights as if they were changes from 0.
+    """
     if isinstance(of, TaskVector):
-        return of, _layout_of(of), {}, of.expression
+        return of, _transposed_in(of), {}, of.expression
     model = open_model(of, revision, token)
     terms = {name: (Term(1.0, Dense((source,))),) for name, source in model.tensors.items()}
-    return terms, model.layout, model.config, model.name
+    return terms, model.layout.conv1d if model.layout.architecture else None, model.config, model.name
 
 
-def _layout_of(vector: TaskVector) -> Layout:
-    """What the architecture that a vector was made from tells of its matrices; nothing, if that is not known."""
-    known = sorted(vector.provenance.architectures)
-    transposed = [name for name in vector if perhaps_conv1d(name)] if any(map(stores_transposed, known)) else []
-    return Layout(known[0], conv1d=frozenset(transposed)) if known else Layout()
+def _transposed_in(vector: TaskVector) -> frozenset[str] | None:
+    """The weights that the architecture a vector was made from stores transposed; None if that is not known."""
+    known = vector.provenance.architectures
+    if not known:
+        return None
+    return frozenset(filter(perhaps_conv1d, vector)) if any(map(stores_transposed, known)) else frozenset()
 
 
 def _order(place: Place) -> tuple[int, int, int]:
@@ -158,10 +163,12 @@ def _order(place: Place) -> tuple[int, int, int]:
 
 
 def _stacks(
-    found: Mapping[str, Place], terms: Mapping[str, tuple[Term, ...]], layout: Layout, config: Mapping[str, Any]
+    found: Mapping[str, Place],
+    terms: Mapping[str, tuple[Term, ...]],
+    conv1d: frozenset[str] | None,
+    config: Mapping[str, Any],
 ) -> dict[Place, list[Part]]:
     """The matrices to measure, each as parts one above the other."""
-    conv1d = _conv1d(layout)
     stacks: dict[Place, list[Part]] = {}
     for name, place in found.items():
         part = Part(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
@@ -174,10 +181,6 @@ def _stacks(
                 stacks[Place(place.layer, kind)] = [own]
     # A vector that changes Q and V only has no whole QKV: the change of K is zero, and adds nothing to either norm.
     return stacks
-
-
-def _conv1d(layout: Layout) -> frozenset[str] | None:
-    return layout.conv1d if layout.architecture else None
 
 
 def effective_ranks(
@@ -234,7 +237,7 @@ def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")
     check_vectors(vector)
     found = []
-    conv1d = _conv1d(_layout_of(vector))
+    conv1d = _transposed_in(vector)
     for name, terms in vector.items():
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:

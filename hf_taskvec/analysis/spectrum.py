@@ -14,7 +14,7 @@ import torch
 
 from hf_taskvec.arithmetic import Term
 from hf_taskvec.compress import stacked_factors
-from hf_taskvec.delta import LowRank
+from hf_taskvec.delta import Dense, LowRank
 from hf_taskvec.measure import tiles_of
 from hf_taskvec.rounding import not_finite
 
@@ -77,9 +77,8 @@ class Part:
                     yield torch.cat(kept)
 
     def _rows(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        weighted = [(term.weight, part) for term in self.terms for part in term.delta.parts or ()]
-        match weighted:
-            case [(1.0, (1, source))] if len(self.terms) == 1:
+        match self.terms:
+            case (Term(1.0, Dense((source,))),):
                 start = 0
                 for rows in source.read().split(max(1, _TILE // max(1, source.shape[1]))):
                     yield start, start + len(rows), rows

@@ -475,6 +475,8 @@ def test_harmonic_mean() -> None:
     assert found.harmonic_mean() == pytest.approx(len(chosen) / sum(1 / r for r in chosen))
     assert found.harmonic_mean(["MLP-2"]) == found.of_kind("MLP-2")[0].stable_rank
     assert found.harmonic_mean("MLP-2") == found.harmonic_mean(["MLP-2"])
+    with pytest.raises(BadValueError, match="no matrix of the kinds"):
+        found.harmonic_mean([])
     with pytest.raises(BadValueError, match="'qkv' is no kind"):
         found.harmonic_mean(["qkv"])  # type: ignore[list-item]
     with pytest.raises(BadValueError, match="no matrix of the kinds O"):
