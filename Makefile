@@ -17,7 +17,7 @@ test-slow: .venv/ready
 
 # mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
 test-mergekit: .venv/ready .venv-mergekit/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_combine_mergekit.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/merging/test_mergekit_parity.py
 
 quality: .venv/ready
 	$(BIN)/ruff check .

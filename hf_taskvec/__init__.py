@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec._version import __version__
 
 if TYPE_CHECKING:
-    from hf_taskvec.combine import combine, rules
+    from hf_taskvec.algebra.task_vector import TaskVector
     from hf_taskvec.errors import TaskVectorError
-    from hf_taskvec.vector import TaskVector
+    from hf_taskvec.merging import combine, rules
 
 _HOME = {
-    "TaskVector": "hf_taskvec.vector",
+    "TaskVector": "hf_taskvec.algebra.task_vector",
     "TaskVectorError": "hf_taskvec.errors",
-    "combine": "hf_taskvec.combine",
-    "rules": "hf_taskvec.combine",
+    "combine": "hf_taskvec.merging",
+    "rules": "hf_taskvec.merging",
 }
 
 __all__ = ["TaskVector", "TaskVectorError", "__version__", "combine", "rules"]

@@ -22,13 +22,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVectorError
-from hf_taskvec.analysis import report as sections
-from hf_taskvec.checkpoint import open_checkpoint, split_revision
+from hf_taskvec.algebra.provenance import label_for
+from hf_taskvec.analysis import report_sections as sections
+from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
-from hf_taskvec.experiment.materials import read_tokenizer
-from hf_taskvec.fit import check_fits
-from hf_taskvec.opening import open_vector
-from hf_taskvec.provenance import label_for
+from hf_taskvec.experiments.unlearning.inputs import read_tokenizer
+from hf_taskvec.extraction.from_any import open_vector
+from hf_taskvec.models.checkpoint import open_checkpoint, split_revision
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:

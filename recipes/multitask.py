@@ -27,17 +27,17 @@ from typing import Any
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.evaluation.runner import processes
-from hf_taskvec.experiment.folder import claim
-from hf_taskvec.experiment.materials import training_blocks
-from hf_taskvec.experiment.options import parse
-from hf_taskvec.experiment.stages import Stages, say
-from hf_taskvec.multitask import run_rounds
-from hf_taskvec.multitask.config import MultitaskConfig
-from hf_taskvec.multitask.evaluate import merged_scores, scores, single_scores
-from hf_taskvec.multitask.materials import gather
-from hf_taskvec.multitask.plots import save_plots
-from hf_taskvec.multitask.results import Outcome, Results
+from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.experiments.config_options import parse
+from hf_taskvec.experiments.multitask import run_rounds
+from hf_taskvec.experiments.multitask.config import MultitaskConfig
+from hf_taskvec.experiments.multitask.evaluation import merged_scores, scores, single_scores
+from hf_taskvec.experiments.multitask.inputs import gather
+from hf_taskvec.experiments.multitask.plots import save_plots
+from hf_taskvec.experiments.multitask.results import Outcome, Results
+from hf_taskvec.experiments.results_folder import claim
+from hf_taskvec.experiments.training_stages import Stages, say
+from hf_taskvec.experiments.unlearning.inputs import training_blocks
 
 CONFIGS = Path(__file__).parent / "configs" / "multitask"
 

@@ -27,18 +27,18 @@ from typing import Any, Literal
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.checkpoint import open_checkpoint
+from hf_taskvec.algebra.row_pruning import prune_rows
 from hf_taskvec.evaluation import UnlearningReport, sweep
-from hf_taskvec.evaluation.runner import processes
-from hf_taskvec.experiment.alignment import align
-from hf_taskvec.experiment.closing import closing
-from hf_taskvec.experiment.config import UnlearnConfig
-from hf_taskvec.experiment.folder import claim
-from hf_taskvec.experiment.materials import gather
-from hf_taskvec.experiment.options import parse
-from hf_taskvec.experiment.search import search
-from hf_taskvec.experiment.stages import Stages, say
-from hf_taskvec.prune import prune_rows
+from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.experiments.config_options import parse
+from hf_taskvec.experiments.results_folder import claim
+from hf_taskvec.experiments.training_stages import Stages, say
+from hf_taskvec.experiments.unlearning.book_similarity import align
+from hf_taskvec.experiments.unlearning.closing_words import closing
+from hf_taskvec.experiments.unlearning.config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.inputs import gather
+from hf_taskvec.experiments.unlearning.scale_refinement import search
+from hf_taskvec.models.checkpoint import open_checkpoint
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -179,7 +179,7 @@ def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path)
 
 def push(folder: Path, repository: str, output: Path) -> None:
     """Push the chosen model with its report, from one process."""
-    from hf_taskvec.hub import push_folder
+    from hf_taskvec.publishing.push import push_folder
 
     if processes().is_main_process:
         pushed = push_folder(folder, repository, report=output / "report.json")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hub_server import HubServer
 from hypothesis import settings
+from support.hub_server import HubServer
 
 if TYPE_CHECKING:
-    from edited import Edited
-    from tiny import TinyModels
+    from support.edited_model import Edited
+    from support.tiny_models import TinyModels
 
 if "huggingface_hub" in sys.modules:
     raise RuntimeError("huggingface_hub was imported before tests/conftest.py: it would talk to the real Hub")
@@ -75,7 +75,7 @@ def hub() -> Iterator[HubServer]:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     """Tiny models of every architecture in folders, saved once per session."""
-    from tiny import TinyModels  # not before the environment is set: it imports transformers
+    from support.tiny_models import TinyModels  # not before the environment is set: it imports transformers
 
     return TinyModels(tmp_path_factory.mktemp("models"))
 
@@ -96,10 +96,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def edited(tmp_path_factory: pytest.TempPathFactory) -> Edited:
     """A base, a fine-tune, two books, and a sweep of the edit, each made when first asked for."""
-    from edited import Edited
+    from support.edited_model import Edited
 
     return Edited(tmp_path_factory.mktemp("edited"))
 
 
 # Run by the Python of another environment, which has mergekit.
-collect_ignore = ["mergekit_reference.py"]
+collect_ignore = ["support/mergekit_reference.py"]

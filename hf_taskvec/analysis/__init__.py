@@ -9,50 +9,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.analysis.correlation import (
+    from hf_taskvec.analysis.correlations import (
         Correlation,
         CorrelationMatrix,
         correlation_matrix,
         correlation_proxy,
         task_correlation,
     )
-    from hf_taskvec.analysis.forward import Edited
-    from hf_taskvec.analysis.geometry import CosineMatrix, cosine_matrix
+    from hf_taskvec.analysis.cosines import CosineMatrix, cosine_matrix
     from hf_taskvec.analysis.gradients import Alignment, gradient_alignment
     from hf_taskvec.analysis.judging import Judgement
-    from hf_taskvec.analysis.landscape import Landscape, loss_landscape
+    from hf_taskvec.analysis.landscapes import Landscape, loss_landscape
     from hf_taskvec.analysis.linearity import Linearity, Measures, cross_task_linearity, stitch
     from hf_taskvec.analysis.ranks import LargeRows, Ranks, effective_ranks, large_rows, stable_ranks
-    from hf_taskvec.analysis.scales import PRACTICAL_MARGIN, Recommendation, Region, Transfer, recommend_scales
+    from hf_taskvec.analysis.recommended_scales import (
+        PRACTICAL_MARGIN,
+        Recommendation,
+        Region,
+        Transfer,
+        recommend_scales,
+    )
+    from hf_taskvec.analysis.token_batches import Edited
 
 _HOME = {
     "Alignment": "gradients",
-    "Correlation": "correlation",
-    "CorrelationMatrix": "correlation",
-    "CosineMatrix": "geometry",
-    "Edited": "forward",
+    "Correlation": "correlations",
+    "CorrelationMatrix": "correlations",
+    "CosineMatrix": "cosines",
+    "Edited": "token_batches",
     "Judgement": "judging",
-    "Landscape": "landscape",
+    "Landscape": "landscapes",
     "LargeRows": "ranks",
     "Linearity": "linearity",
     "Measures": "linearity",
-    "PRACTICAL_MARGIN": "scales",
+    "PRACTICAL_MARGIN": "recommended_scales",
     "Ranks": "ranks",
-    "Recommendation": "scales",
-    "Region": "scales",
-    "Transfer": "scales",
-    "correlation_matrix": "correlation",
-    "correlation_proxy": "correlation",
-    "cosine_matrix": "geometry",
+    "Recommendation": "recommended_scales",
+    "Region": "recommended_scales",
+    "Transfer": "recommended_scales",
+    "correlation_matrix": "correlations",
+    "correlation_proxy": "correlations",
+    "cosine_matrix": "cosines",
     "cross_task_linearity": "linearity",
     "effective_ranks": "ranks",
     "gradient_alignment": "gradients",
     "large_rows": "ranks",
-    "loss_landscape": "landscape",
-    "recommend_scales": "scales",
+    "loss_landscape": "landscapes",
+    "recommend_scales": "recommended_scales",
     "stable_ranks": "ranks",
     "stitch": "linearity",
-    "task_correlation": "correlation",
+    "task_correlation": "correlations",
 }
 
 __all__ = [

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_taskvec import measure
-from hf_taskvec.analysis.forward import (
+from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.deltas import Dense
+from hf_taskvec.algebra.provenance import Origin, Provenance
+from hf_taskvec.algebra.rounding import FLOATS
+from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.algebra.task_vector import Model, TaskVector
+from hf_taskvec.analysis.cosines import check_alike
+from hf_taskvec.analysis.token_batches import (
     Data,
     batches,
     check_batch_size,
@@ -23,17 +30,10 @@ from hf_taskvec.analysis.forward import (
     summed_loss,
     token_rows,
 )
-from hf_taskvec.analysis.geometry import check_alike
-from hf_taskvec.arithmetic import Term
-from hf_taskvec.delta import Dense
 from hf_taskvec.errors import BadValueError, UnsupportedError, some
-from hf_taskvec.live import live_checkpoint, live_weights
-from hf_taskvec.names import is_peft_model, layout_of_model
-from hf_taskvec.opening import kind_of, open_vector
-from hf_taskvec.provenance import Origin, Provenance
-from hf_taskvec.rounding import FLOATS
-from hf_taskvec.tensors import InMemory
-from hf_taskvec.vector import Model, TaskVector
+from hf_taskvec.extraction.from_any import kind_of, open_vector
+from hf_taskvec.models.layout import is_peft_model, layout_of_model
+from hf_taskvec.models.live_model import live_checkpoint, live_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,7 +190,7 @@ def gradient_alignment(
     parameters = list(dict.fromkeys(name for vector in named.values() for name in vector))
     for name in progress_bar(parameters, "Aligning", progress):
         owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
-        gram[owners[:, None], owners] += measure.gram(name, [v[name] for v in named.values() if name in v])
+        gram[owners[:, None], owners] += measures.gram(name, [v[name] for v in named.values() if name in v])
     norms = gram.diagonal().clamp_min(0).sqrt()
     _check_directions(norms.tolist(), count)
     cosines = (gram / (norms[:, None] * norms)).clamp(-1, 1).tolist()

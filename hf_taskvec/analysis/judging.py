@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hf_taskvec.analysis.scales import Recommendation
+from hf_taskvec.analysis.recommended_scales import Recommendation
 from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation import UnlearningReport
-    from hf_taskvec.evaluation.choice import Candidate
+    from hf_taskvec.evaluation.scoring.scale_choice import Candidate
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from hf_taskvec.analysis.forward import (
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.analysis.token_batches import (
     Batch,
     Data,
     Rows,
@@ -29,8 +30,7 @@ from hf_taskvec.analysis.forward import (
     token_rows,
 )
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
-from hf_taskvec.names import is_peft_model
-from hf_taskvec.vector import TaskVector
+from hf_taskvec.models.layout import is_peft_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.analysis.kinds import KINDS
 from hf_taskvec.figures import COLOURS, look
+from hf_taskvec.models.matrix_kinds import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_taskvec.analysis.geometry import CosineMatrix
+    from hf_taskvec.analysis.cosines import CosineMatrix
     from hf_taskvec.analysis.gradients import Alignment
-    from hf_taskvec.analysis.landscape import Landscape
+    from hf_taskvec.analysis.landscapes import Landscape
     from hf_taskvec.analysis.linearity import Linearity
     from hf_taskvec.analysis.ranks import Ranks
-    from hf_taskvec.analysis.scales import Transfer
+    from hf_taskvec.analysis.recommended_scales import Transfer
 
 
 def matrix_figure(names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> "Figure":
@@ -47,8 +47,8 @@ def parts_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of two vectors: layers down, parts across; what lies outside the layers has a row of its own."""
     from matplotlib.figure import Figure
 
-    from hf_taskvec.analysis.geometry import OUTSIDE
-    from hf_taskvec.names import layer_of, part_of
+    from hf_taskvec.analysis.cosines import OUTSIDE
+    from hf_taskvec.models.layout import layer_of, part_of
 
     cells = {}
     for name, matrix in cosines.by_parameter.items():

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_taskvec import measure
-from hf_taskvec.analysis.forward import check_vectors, progress_bar
-from hf_taskvec.analysis.kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of, stores_transposed
-from hf_taskvec.analysis.spectrum import Part, Room, norms_of, threads_for
-from hf_taskvec.arithmetic import Term
-from hf_taskvec.compress import Target, compress
-from hf_taskvec.delta import Dense
+from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.deltas import Dense
+from hf_taskvec.algebra.low_rank import Target, compress
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.analysis.spectral_norm import Part, Room, norms_of, threads_for
+from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.extract import open_model
-from hf_taskvec.names import perhaps_conv1d
+from hf_taskvec.extraction.from_finetuned import open_model
+from hf_taskvec.models.layout import perhaps_conv1d
+from hf_taskvec.models.matrix_kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of, stores_transposed
 from hf_taskvec.threads import workers
-from hf_taskvec.vector import TaskVector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -242,7 +242,7 @@ def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:
             continue
-        norms = measure.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name), conv1d)))
+        norms = measures.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name), conv1d)))
         found.append(LargeRows(name, place.layer, norms, max(ratio * norms.max().item(), 5e-324)))
     if not found:
         raise BadValueError(f"{vector.expression} changes no first matrix of an MLP.")

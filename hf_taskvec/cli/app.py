@@ -90,7 +90,7 @@ def _quieten() -> None:
 
 
 def _fail(reason: str, code: int, arguments: list[str]) -> NoReturn:
-    from hf_taskvec.privacy import without_secrets
+    from hf_taskvec.publishing.privacy import without_secrets
 
     for flag, value in pairwise(arguments):
         if flag == "--token":

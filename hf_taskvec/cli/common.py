@@ -16,8 +16,8 @@ from hf_taskvec._version import __version__
 from hf_taskvec.errors import BadValueError, MissingFileError, OutputError
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.report import UnlearningReport
-    from hf_taskvec.vector import TaskVector
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output there.")]
@@ -115,8 +115,8 @@ running = Running()
 
 def remember(output: Path) -> None:
     """Store the command that is running beside what it wrote, so that it can be run again. Tokens are left out."""
-    from hf_taskvec.artifact import COMMAND
-    from hf_taskvec.privacy import without_secrets
+    from hf_taskvec.publishing.privacy import without_secrets
+    from hf_taskvec.publishing.written_folder import COMMAND
 
     path = output / COMMAND if output.is_dir() else output.with_name(f"{output.name}.command.json")
     try:
@@ -183,7 +183,7 @@ def weights_size(where: str, token: str | None = None) -> int | None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    from hf_taskvec.checkpoint import split_revision
+    from hf_taskvec.models.checkpoint import split_revision
 
     name, revision = split_revision(where, None)
     try:
@@ -200,14 +200,14 @@ def weights_size(where: str, token: str | None = None) -> int | None:
 
 def load_vector(where: str, name: str | None = None, token: str | None = None) -> "TaskVector":
     """A saved task vector, or that of a LoRA adapter, from a folder or the Hub."""
-    from hf_taskvec.opening import open_vector
+    from hf_taskvec.extraction.from_any import open_vector
 
     return open_vector(where, name=name, token=token)
 
 
 def named_paths(given: Sequence[str]) -> dict[str, str]:
     """`NAME=PATH` arguments as a mapping. A path alone is named by its last part."""
-    from hf_taskvec.provenance import label_for
+    from hf_taskvec.algebra.provenance import label_for
 
     found: dict[str, str] = {}
     for each in given:
@@ -226,7 +226,7 @@ def chosen_scale(scale: float | None, report_folder: Path | None) -> "tuple[floa
     """λ: as given, else as the report chose it, else 1."""
     if report_folder is None:
         return (1.0 if scale is None else scale), None
-    from hf_taskvec.evaluation.report import UnlearningReport
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
     report = UnlearningReport.load(report_folder)
     if scale is not None:
@@ -261,7 +261,7 @@ def numbers(text: str) -> list[float]:
 
 def check_output(output: Path, marker: str, overwrite: bool) -> None:
     """The library's own check, before any long work; its advice is worded for the command line."""
-    from hf_taskvec.output import check_replaceable
+    from hf_taskvec.files.output_folder import check_replaceable
 
     try:
         check_replaceable(output.resolve(), marker, overwrite)

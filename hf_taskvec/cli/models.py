@@ -31,8 +31,8 @@ from hf_taskvec.cli.vectors import Vector
 from hf_taskvec.errors import BadValueError, UnsupportedError
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.books import Book
-    from hf_taskvec.evaluation.report import UnlearningReport
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+    from hf_taskvec.evaluation.texts.books import Book
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model: a folder or a Hub id.")]
 Forget = Annotated[
@@ -78,7 +78,7 @@ def apply(
 
     No model is ever in memory. With --report the report goes into the output, for its card.
     """
-    from hf_taskvec.apply import RECORD
+    from hf_taskvec.application.to_checkpoint import RECORD
 
     check_output(output, RECORD, overwrite)
     found = load_vector(vector, token=token)
@@ -102,7 +102,7 @@ def apply(
 
 
 def _finish(folder: Path, report: "UnlearningReport | None", values: dict[str, Any], as_json: bool) -> None:
-    from hf_taskvec.artifact import REPORT
+    from hf_taskvec.publishing.written_folder import REPORT
 
     if report is not None:
         report.save(folder / REPORT, plots=False)  # the card draws what it shows
@@ -130,7 +130,7 @@ def adapter(
     token: Token = None,
 ) -> None:
     """Export λ·VECTOR as a PEFT adapter."""
-    from hf_taskvec.adapter import MARKER
+    from hf_taskvec.application.to_adapter import MARKER
 
     check_output(output, MARKER, overwrite)
     found = load_vector(vector, token=token)
@@ -251,7 +251,7 @@ def _books(
 def _protocol(name: str | None, fields: list[str] | None) -> Any:
     import ast
 
-    from hf_taskvec.evaluation import protocols
+    from hf_taskvec.evaluation.texts import protocols
 
     changes = {}
     for each in fields or ():
@@ -268,9 +268,9 @@ def _protocol(name: str | None, fields: list[str] | None) -> Any:
 def _load(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from hf_taskvec.checkpoint import locate, split_revision
-    from hf_taskvec.evaluation.runner import processes
-    from hf_taskvec.rounding import parse_dtype
+    from hf_taskvec.algebra.rounding import parse_dtype
+    from hf_taskvec.evaluation.asking.asking import processes
+    from hf_taskvec.models.checkpoint import locate, split_revision
 
     locate(model, None, token, ["config.json"])  # our own words for what is not there
     where, revision = (model, None) if Path(model).is_dir() else split_revision(model, None)
@@ -288,7 +288,7 @@ def _evaluation_plan(model: str, vector: tuple[str, int] | None, output: Path, t
 
 
 def _tell(report: "UnlearningReport", output: Path, as_json: bool) -> None:
-    from hf_taskvec.evaluation.runner import processes
+    from hf_taskvec.evaluation.asking.asking import processes
 
     if not processes().is_main_process:
         return

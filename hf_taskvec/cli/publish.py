@@ -41,9 +41,9 @@ def card(
 
     It is FOLDER/README.md, to read and to change before `taskvec push`. The report's tables and plots are put beside it, in FOLDER/report.
     """
-    from hf_taskvec.artifact import REPORT, open_artifact
-    from hf_taskvec.card import card_for
-    from hf_taskvec.card_report import find_report, published_report
+    from hf_taskvec.publishing.card_evaluation import find_report, published_report
+    from hf_taskvec.publishing.model_card import card_for
+    from hf_taskvec.publishing.written_folder import REPORT, open_artifact
 
     artifact = open_artifact(folder)
     path = folder / "README.md"
@@ -89,7 +89,7 @@ def push(
 
     Weights, card and report go together. FOLDER/README.md is the card; without one it is made. Nothing is sent that holds a token or a local path.
     """
-    from hf_taskvec.hub import push_folder, what_is_pushed
+    from hf_taskvec.publishing.push import push_folder, what_is_pushed
 
     datasets = tuple(dataset or ())
     options: dict[str, Any] = {

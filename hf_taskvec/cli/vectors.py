@@ -28,7 +28,7 @@ from hf_taskvec.cli.common import (
 from hf_taskvec.errors import BadValueError, MissingNameError
 
 if TYPE_CHECKING:
-    from hf_taskvec.vector import TaskVector
+    from hf_taskvec.algebra.task_vector import TaskVector
 
 Vector = Annotated[str, typer.Argument(metavar="VECTOR", help="A saved task vector, or a LoRA adapter.")]
 Dtype = Annotated[
@@ -64,8 +64,8 @@ def extract(
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """
-    from hf_taskvec.opening import kind_of, open_vector
-    from hf_taskvec.store import JSON_NAME
+    from hf_taskvec.extraction.from_any import kind_of, open_vector
+    from hf_taskvec.files.vector_format import JSON_NAME
 
     if len(models) > 2:
         raise BadValueError(f"extract takes a base and a fine-tune, or an adapter, not {len(models)} models.")
@@ -150,7 +150,7 @@ def show(
 
 
 def _by_layer(values: dict[str, float]) -> dict[str, float]:
-    from hf_taskvec.names import layer_of
+    from hf_taskvec.models.layout import layer_of
 
     sums: dict[str, float] = {}
     for name, value in values.items():
@@ -228,8 +228,8 @@ def combine(
     rules by name: combine(\\[a, b], "ties", weights=\\[1, -0.5], density=0.2). Python's hf_taskvec.rules() lists them.
     """
     from hf_taskvec.errors import did_you_mean
-    from hf_taskvec.notation import evaluate, names_in
-    from hf_taskvec.store import JSON_NAME
+    from hf_taskvec.files.vector_format import JSON_NAME
+    from hf_taskvec.publishing.notation import evaluate, names_in
 
     paths = named_paths(vectors)
     for name in names_in(expression):
@@ -265,7 +265,7 @@ def compress(
 
     Give one of --rank, --energy and --tolerance.
     """
-    from hf_taskvec.store import JSON_NAME
+    from hf_taskvec.files.vector_format import JSON_NAME
 
     given = [value for value in (rank, energy, tolerance) if value is not None]
     if len(given) != 1:

@@ -9,28 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation import protocols
-    from hf_taskvec.evaluation.books import Book, load_book
-    from hf_taskvec.evaluation.choice import Choice
-    from hf_taskvec.evaluation.leaks import LeakReport, check_leaks
-    from hf_taskvec.evaluation.passages import Passage
-    from hf_taskvec.evaluation.report import UnlearningReport
-    from hf_taskvec.evaluation.rouge import RougeScore, rouge_l
-    from hf_taskvec.evaluation.sweeps import sweep
-    from hf_taskvec.evaluation.tables import compare
+    from hf_taskvec.evaluation.reporting.tables import compare
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+    from hf_taskvec.evaluation.scoring.rouge import RougeScore, rouge_l
+    from hf_taskvec.evaluation.scoring.scale_choice import Choice
+    from hf_taskvec.evaluation.sweeping import sweep
+    from hf_taskvec.evaluation.texts import protocols
+    from hf_taskvec.evaluation.texts.books import Book, load_book
+    from hf_taskvec.evaluation.texts.leaks import LeakReport, check_leaks
+    from hf_taskvec.evaluation.texts.passages import Passage
 
 _HOME = {
-    "Book": "books",
-    "Choice": "choice",
-    "LeakReport": "leaks",
-    "Passage": "passages",
-    "RougeScore": "rouge",
-    "UnlearningReport": "report",
-    "check_leaks": "leaks",
-    "compare": "tables",
-    "load_book": "books",
-    "rouge_l": "rouge",
-    "sweep": "sweeps",
+    "Book": "texts.books",
+    "Choice": "scoring.scale_choice",
+    "LeakReport": "texts.leaks",
+    "Passage": "texts.passages",
+    "RougeScore": "scoring.rouge",
+    "UnlearningReport": "reporting.unlearning_report",
+    "check_leaks": "texts.leaks",
+    "compare": "reporting.tables",
+    "load_book": "texts.books",
+    "rouge_l": "scoring.rouge",
+    "sweep": "sweeping",
 }
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "protocols":
-        return import_module(f"{__name__}.protocols")
+        return import_module(f"{__name__}.texts.protocols")
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

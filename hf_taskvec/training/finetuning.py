@@ -13,15 +13,19 @@ import torch
 from accelerate.utils import gather_object
 
 from hf_taskvec._version import __version__
-from hf_taskvec.apply import companions
+from hf_taskvec.application.to_checkpoint import companions
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
-from hf_taskvec.evaluation.fingerprint import model_fingerprint
-from hf_taskvec.output import check_replaceable, new_folder, unfinished
-from hf_taskvec.training.blocks import read_blocks
-from hf_taskvec.training.loop import Loop, start
+from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
+from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.lora import check_targets
-from hf_taskvec.training.memory import check_training
-from hf_taskvec.training.models import (
+from hf_taskvec.training.memory_estimate import check_training
+from hf_taskvec.training.run_record import RECORD, VECTORS, Finetuned, is_record_of, write_record
+from hf_taskvec.training.saved_state import FILE as STATE
+from hf_taskvec.training.saved_state import find_state, load_state, save_state
+from hf_taskvec.training.settings import VERSION, TrainingSettings
+from hf_taskvec.training.token_blocks import read_blocks
+from hf_taskvec.training.trained_model import (
     Base,
     check_finite,
     meta_model,
@@ -31,11 +35,7 @@ from hf_taskvec.training.models import (
     training_dtype,
     whole_weights,
 )
-from hf_taskvec.training.parallel import check_accelerator, make_accelerator, resolve_precision, together
-from hf_taskvec.training.record import RECORD, VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.settings import VERSION, TrainingSettings
-from hf_taskvec.training.state import FILE as STATE
-from hf_taskvec.training.state import find_state, load_state, save_state
+from hf_taskvec.training.training_loop import Loop, start
 
 if TYPE_CHECKING:
     import datasets

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean, some
-from hf_taskvec.names import layout_of_model
+from hf_taskvec.models.layout import layout_of_model
 from hf_taskvec.training.settings import TrainingSettings
 
 if TYPE_CHECKING:

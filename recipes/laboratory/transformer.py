@@ -15,8 +15,8 @@ from laboratory.claims import Claim
 from tqdm.auto import tqdm
 
 from hf_taskvec import TaskVector
+from hf_taskvec.algebra.row_pruning import prune_rows
 from hf_taskvec.analysis import Recommendation, Transfer, recommend_scales
-from hf_taskvec.prune import prune_rows
 
 PAPER = "When is task vector provably effective for model editing? (Li et al. 2025)"
 # What counts as small and as Θ(1) of a hinge loss, which is 1 for an output of 0. Set before anything was measured.

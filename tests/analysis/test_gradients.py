@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from analysis.samples import rows
-from tiny import DENSE, make, tuned_copy
+from support.tiny_models import DENSE, make, tuned_copy
+from support.token_rows import rows
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import gradient_alignment
@@ -76,8 +76,8 @@ def test_sixteen_bits_are_accumulated_in_thirty_two() -> None:
 
 SCRIPT = """
 import sys, torch
-from analysis.samples import rows
-from tiny import make
+from support.token_rows import rows
+from support.tiny_models import make
 from hf_taskvec import TaskVector
 vector = TaskVector.from_gradient(make("phi"), rows(0), 1.0, batch_size=2)
 from accelerate import PartialState

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from analysis.samples import edited, rows
-from tiny import ARCHITECTURES, DENSE, EXPERTS, make, tuned_copy
+from support.tiny_models import ARCHITECTURES, DENSE, EXPERTS, make, tuned_copy
+from support.token_rows import edited, rows
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import cross_task_linearity, linearity, stitch

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from analysis.samples import rows
-from tiny import make, tuned_copy
+from support.tiny_models import make, tuned_copy
+from support.token_rows import rows
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import (

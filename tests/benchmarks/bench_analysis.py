@@ -23,7 +23,7 @@ COUNT = 4
 
 
 def make_inputs(folder: Path, layers: int) -> None:
-    from hf_taskvec.names import layout_of_config
+    from hf_taskvec.models.layout import layout_of_config
 
     config = {**CONFIG, "num_hidden_layers": layers}
     shapes = layout_of_config(config).shapes
@@ -61,16 +61,16 @@ def job_one_pass(folder: str) -> None:
 
 def job_model_pass(folder: str) -> None:
     """What it takes to read a model's numbers from its file and square them."""
-    from hf_taskvec import measure
-    from hf_taskvec.arithmetic import Term
-    from hf_taskvec.checkpoint import open_checkpoint
-    from hf_taskvec.delta import Dense
+    from hf_taskvec.algebra import measures
+    from hf_taskvec.algebra.deltas import Dense
+    from hf_taskvec.algebra.sums import Term
+    from hf_taskvec.models.checkpoint import open_checkpoint
     from hf_taskvec.threads import workers
 
     open_checkpoint(Path(folder) / "base")  # imports transformers
     with Watch(warm=1 << 28), workers() as run:
         terms = {n: (Term(1.0, Dense((t,))),) for n, t in open_checkpoint(Path(folder) / "base").tensors.items()}
-        sum(run(lambda each: measure.norm(*each), terms.items()))
+        sum(run(lambda each: measures.norm(*each), terms.items()))
 
 
 def job_factor_cosines(folder: str) -> None:
@@ -84,7 +84,7 @@ def job_factor_cosines(folder: str) -> None:
 
 def job_model_ranks(folder: str) -> None:
     from hf_taskvec.analysis import stable_ranks
-    from hf_taskvec.checkpoint import open_checkpoint
+    from hf_taskvec.models.checkpoint import open_checkpoint
 
     open_checkpoint(Path(folder) / "base")  # imports transformers
     with Watch(warm=1 << 28):
@@ -134,7 +134,7 @@ def job_accuracy(folder: str) -> None:
     import torch
 
     from hf_taskvec.analysis import stable_ranks
-    from hf_taskvec.checkpoint import open_checkpoint
+    from hf_taskvec.models.checkpoint import open_checkpoint
 
     ranks = stable_ranks(Path(folder) / "base", progress=False)
     tensors = open_checkpoint(Path(folder) / "base").tensors

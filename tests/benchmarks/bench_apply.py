@@ -48,7 +48,7 @@ AS_IT_COMES = "HF_TASKVEC_BENCHMARK_MEMORY_AS_IT_COMES"  # set for jobs before w
 def make_inputs(folder: Path, layers: int) -> None:
     import torch
 
-    from hf_taskvec.names import layout_of_config
+    from hf_taskvec.models.layout import layout_of_config
 
     config = {**CONFIG, "num_hidden_layers": layers}
     shapes = layout_of_config(config).shapes
@@ -63,8 +63,8 @@ def make_model(folder: Path, config: dict, shapes: dict, seed: int, base: Path |
     import torch
     from safetensors import safe_open
 
-    from hf_taskvec.tensors import numel
-    from hf_taskvec.writer import SafetensorsWriter, TensorSpec
+    from hf_taskvec.algebra.sources import numel
+    from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -142,7 +142,7 @@ def anonymous() -> int:
 
 
 def job_dense(base: str, tuned: str, out: str, scale: str) -> None:
-    import hf_taskvec.apply  # noqa: F401
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector
 
     warm_up(base)
@@ -151,7 +151,7 @@ def job_dense(base: str, tuned: str, out: str, scale: str) -> None:
 
 
 def job_many(base: str, count: str, out: str, *tuned: str) -> None:
-    import hf_taskvec.apply  # noqa: F401
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector
 
     warm_up(base)
@@ -163,7 +163,7 @@ def job_many(base: str, count: str, out: str, *tuned: str) -> None:
 def job_adapter(base: str, adapter: str, out: str) -> None:
     import peft  # noqa: F401
 
-    import hf_taskvec.apply  # noqa: F401
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector
 
     warm_up(base)
@@ -244,7 +244,7 @@ def job_mergekit(*arguments: str) -> None:
 
 def warm_up(base: str) -> None:
     """Imports and the first meta model cost the same whatever is done afterwards."""
-    from hf_taskvec.checkpoint import open_checkpoint
+    from hf_taskvec.models.checkpoint import open_checkpoint
 
     open_checkpoint(base)
 
@@ -419,7 +419,7 @@ def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> 
 
 def many(folder: Path, layers: int) -> None:
     """One pass over 1, 2, 4 and 8 fine-tunes of a smaller model."""
-    from hf_taskvec.names import layout_of_config
+    from hf_taskvec.models.layout import layout_of_config
 
     config = {**CONFIG, "num_hidden_layers": layers}
     shapes = layout_of_config(config).shapes

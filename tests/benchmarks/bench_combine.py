@@ -25,7 +25,7 @@ RULES = {
 
 def job(folder: str, rule: str, option: str) -> None:
     """Our side, in a process of its own: prints one line of JSON."""
-    import hf_taskvec.apply  # noqa: F401
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector, combine
 
     base, name, value = Path(folder) / "base", *option.split("=")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> None:
-    from hf_taskvec.names import layout_of_config
+    from hf_taskvec.models.layout import layout_of_config
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     config = {**CONFIG, "num_hidden_layers": layers, "vocab_size": vocabulary}

@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec.evaluation import load_book, protocols, sweep
-from hf_taskvec.evaluation.passages import find_passages
-from hf_taskvec.evaluation.plan import Plan, Task, make_plan, make_tasks
+from hf_taskvec.evaluation.asking.batch_plan import Plan, Task, make_plan, make_tasks
+from hf_taskvec.evaluation.texts.passages import find_passages
 
 BARE, TEXTS, BOTH = "bare model.generate", "sweep, texts only", "sweep, with likelihood"
 THEIR_TEXTS, THEIR_BOTH = "lm-eval, generation", "lm-eval, generation and likelihood"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from evaluation.tiny import STORY, make_tokenizer
+from support.tiny_books import STORY, make_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import datasets
 import pytest
-from evaluation.tiny import STORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tiny_books import STORY
 from transformers import AutoTokenizer
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError
 from hf_taskvec.evaluation import check_leaks, load_book, protocols
-from hf_taskvec.evaluation.passages import find_passages
-from hf_taskvec.evaluation.rouge import words
-from hf_taskvec.evaluation.text import chapters, mend, sentences
+from hf_taskvec.evaluation.scoring.rouge import words
+from hf_taskvec.evaluation.texts.cleaning import chapters, mend, sentences
+from hf_taskvec.evaluation.texts.passages import find_passages
 
 SHORT = protocols.get(prompt_length=20, answer_length=10)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "launched_sweep.py"
+TESTS = Path(__file__).resolve().parents[1]
+SCRIPT = TESTS / "support" / "launched_sweep.py"
 
 
 def command(processes: int, *args: str) -> list[str]:
@@ -44,7 +44,7 @@ def command(processes: int, *args: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **quiet}
 

@@ -7,11 +7,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from evaluation.tiny import InPlaceEdit, train
+from support.tiny_books import InPlaceEdit, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec.evaluation import load_book, protocols, rouge_l, sweep
-from hf_taskvec.evaluation.statistics import Bootstrap
+from hf_taskvec.evaluation.scoring.statistics import Bootstrap
 
 SHORT = protocols.get(prompt_length=20, answer_length=12, samples=40)
 FAST = {"resamples": 500, "permutations": 500}

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from evaluation.tiny import tiny_gpt2, tiny_llama
+from support.tiny_books import tiny_gpt2, tiny_llama
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
-from hf_taskvec.evaluation import protocols
-from hf_taskvec.evaluation.cache import roomy_cache
-from hf_taskvec.evaluation.fingerprint import model_fingerprint
-from hf_taskvec.evaluation.generation import Continuation
-from hf_taskvec.evaluation.metrics import perplexity
-from hf_taskvec.evaluation.passages import find_passages
-from hf_taskvec.evaluation.plan import Row, make_plan, make_tasks
-from hf_taskvec.evaluation.runner import NoEdit, ask
-from hf_taskvec.evaluation.store import Store, record_key
+from hf_taskvec.evaluation.asking.asking import NoEdit, ask
+from hf_taskvec.evaluation.asking.batch_plan import Row, make_plan, make_tasks
+from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
+from hf_taskvec.evaluation.asking.generation import Continuation
+from hf_taskvec.evaluation.asking.key_value_cache import roomy_cache
+from hf_taskvec.evaluation.scoring.metrics import perplexity
+from hf_taskvec.evaluation.texts import protocols
+from hf_taskvec.evaluation.texts.passages import find_passages
+from hf_taskvec.models.fingerprints import model_fingerprint
 
 SHORT = protocols.get(prompt_length=12, answer_length=6, samples=6)
 SAMPLED = replace(SHORT, decoding=protocols.Decoding(temperature=0.8, top_p=0.9))
@@ -114,7 +114,7 @@ def test_another_batch_size_gives_the_same_texts(tokenizer, story, protocol):
 
 
 def test_sampling_follows_the_softmax_of_the_nucleus():
-    from hf_taskvec.evaluation.generation import _SampleByPassage
+    from hf_taskvec.evaluation.asking.generation import _SampleByPassage
 
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).repeat(4000, 1)
     keys = [f"{i:015x}" for i in range(4000)]

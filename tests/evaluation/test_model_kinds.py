@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from evaluation.tiny import make_books, tiny_gpt2, tiny_llama
+from support.tiny_books import make_books, tiny_gpt2, tiny_llama
 
 from hf_taskvec.evaluation import protocols, sweep
-from hf_taskvec.evaluation.fingerprint import model_fingerprint
+from hf_taskvec.models.fingerprints import model_fingerprint
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=5)
 FAST = {"resamples": 50, "permutations": 50}

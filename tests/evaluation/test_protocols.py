@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hf_taskvec.errors import BadValueError, MissingNameError
-from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation.texts import protocols
 
 
 def test_the_protocols_of_the_literature_are_there_and_all_differ():

@@ -11,7 +11,7 @@ from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 
 from hf_taskvec.evaluation import rouge_l
-from hf_taskvec.evaluation.rouge import pypi_rouge_l, words
+from hf_taskvec.evaluation.scoring.rouge import pypi_rouge_l, words
 
 PEER = {stemmer: RougeScorer(["rougeL"], use_stemmer=stemmer) for stemmer in (False, True)}
 # Few words, so that they repeat and common subsequences are long; endings that the stemmer cuts; odd letters.
@@ -84,7 +84,7 @@ def test_the_pypi_variant_gives_the_numbers_of_that_package(prediction, referenc
 
 
 def test_the_evaluate_metric_loads_offline_and_agrees():
-    from hf_taskvec.evaluation.rouge_metric import RougeL
+    from hf_taskvec.evaluation.scoring.rouge_metric import RougeL
 
     predictions, references = ["the cats ran", "", "a b c"], ["the cat runs home", "a", "c b a"]
     each = RougeL().compute(predictions=predictions, references=references, use_stemmer=True, use_aggregator=False)

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation import metrics, protocols
-from hf_taskvec.evaluation.metrics import METRICS, Outcome, measure
-from hf_taskvec.evaluation.statistics import Bootstrap, Interval, auc, auc_interval, permutation_test
+from hf_taskvec.evaluation.scoring import metrics
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Outcome, measure
+from hf_taskvec.evaluation.scoring.statistics import Bootstrap, Interval, auc, auc_interval, permutation_test
+from hf_taskvec.evaluation.texts import protocols
 
 floats = st.floats(-5, 5)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from evaluation.tiny import STORY, HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
+from support.tiny_books import STORY, HeadEdit, InPlaceEdit, RowHeadEdit, make_books, tiny_gpt2, tiny_llama, train
 
 from hf_taskvec.errors import (
     BadValueError,
@@ -20,8 +20,8 @@ from hf_taskvec.errors import (
     OutputError,
 )
 from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
-from hf_taskvec.evaluation.report import VERSION
-from hf_taskvec.evaluation.statistics import Draws
+from hf_taskvec.evaluation.reporting.unlearning_report import VERSION
+from hf_taskvec.evaluation.scoring.statistics import Draws
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
@@ -31,7 +31,7 @@ SCALES = (0, -0.5, -1)
 @pytest.fixture(scope="module")
 def made():
     """The books, a model fine-tuned on both, and one fine-tuned on the book to forget."""
-    from evaluation.tiny import make_tokenizer
+    from support.tiny_books import make_tokenizer
 
     tokenizer, books = make_tokenizer(), make_books()
     base = tiny_llama()
@@ -243,7 +243,7 @@ def halves(forget, target, retain, paired=True):
     """Both halves of forty passages, each value around the given mean for each λ."""
     import numpy as np
 
-    from hf_taskvec.evaluation.choice import Half
+    from hf_taskvec.evaluation.scoring.scale_choice import Half
 
     noise = np.random.default_rng(0).normal(0, 0.01, 20)
     values = [
@@ -260,8 +260,8 @@ def halves(forget, target, retain, paired=True):
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
-    from hf_taskvec.evaluation.choice import choose
-    from hf_taskvec.evaluation.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.scale_choice import choose
 
     made = halves(
         {0.0: 0.5, -0.5: 0.3, -1.0: 0.195, -2.0: 0.1},
@@ -292,8 +292,8 @@ def test_the_smallest_lambda_that_forgets_and_keeps_enough_is_chosen(paired):
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_certain_wants_the_whole_interval_at_the_never_seen_level(paired):
-    from hf_taskvec.evaluation.choice import choose
-    from hf_taskvec.evaluation.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.scale_choice import choose
 
     kept = {0.0: 0.4, -0.5: 0.4, -1.0: 0.4}
     made = halves({0.0: 0.5, -0.5: 0.1999, -1.0: 0.1}, 0.2, kept, paired)
@@ -306,8 +306,8 @@ def test_certain_wants_the_whole_interval_at_the_never_seen_level(paired):
 
 
 def test_perplexity_chooses_the_other_way_round():
-    from hf_taskvec.evaluation.choice import choose
-    from hf_taskvec.evaluation.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.metrics import METRICS
+    from hf_taskvec.evaluation.scoring.scale_choice import choose
 
     made = halves({0.0: 3.0, -0.5: 8.0, -1.0: 21.0}, 20.0, {0.0: 5.0, -0.5: 5.1, -1.0: 5.2})
     found = choose(*made, METRICS["perplexity"], margin=2.0, retain_bound=0.1, draws=Draws(300))
@@ -465,7 +465,7 @@ AS_NOBODY = """
 import os, sys, traceback
 from pathlib import Path
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.store import ensure_writable
+from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from evaluation.tiny import STORY, make_books, make_tokenizer, tiny_llama, train
 from peft import LoraConfig, get_peft_model
+from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, train
 
 from hf_taskvec import TaskVector
 from hf_taskvec.evaluation import load_book, protocols, sweep

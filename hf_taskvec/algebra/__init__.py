@@ -1,0 +1,1 @@
+"""What a task vector is: stored tensors, changes made of them, the sum that evaluates them, and `TaskVector`."""

@@ -1,0 +1,273 @@
+"""Changes that are computed from other changes whenever they are read: what a merging rule makes of many vectors.
+
+Nothing is computed when such a change is made, and no whole parameter is held while it is used. `Computed` works tile
+by tile; `Factored` holds factors that need all of a parameter at once (a decomposition), the last few of them.
+"""
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from hf_taskvec.algebra.deltas import Delta
+from hf_taskvec.algebra.rounding import not_finite
+from hf_taskvec.algebra.sources import Source, describe, numel
+from hf_taskvec.algebra.sums import Sum, Term
+
+Terms = tuple[Term, ...]
+
+# Elements that a rule works on at a time: what it needs for several vectors then stays near a core, and threads work in
+# torch more than they wait for each other in Python.
+_PIECE = 1 << 18
+
+
+def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of rows that are worked on at a time, as far as rows `start:stop` reach into them.
+
+    They depend on the shape alone: whoever asks for which rows, a rule sees the same pieces.
+    """
+    step = max(1, _PIECE // max(1, numel(shape[1:])))
+    length = shape[0] if shape else 1
+    for first in range(start - start % step, stop, step):
+        yield first, min(first + step, length)
+
+
+_free = threading.local()
+
+
+@contextmanager
+def borrowed(count: int, size: tuple[int, ...], dtype: torch.dtype) -> Iterator[list[torch.Tensor]]:
+    """Some tensors, uninitialised, of memory that this thread uses again and again.
+
+    Fresh memory for each piece goes back to the system with every piece, and costs more than what is computed in it.
+    What is larger than a piece is not kept.
+    """
+    elements = numel(size)
+    free: list[torch.Tensor] = _free.__dict__.setdefault(str(dtype), [])
+    with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+        memory = [
+            free.pop() if free and elements <= _PIECE else torch.empty(max(elements, _PIECE), dtype=dtype)
+            for _ in range(count)
+        ]
+    try:
+        yield [each[:elements].view(size) for each in memory]
+    finally:
+        free.extend(each for each in memory if each.numel() == _PIECE)
+
+
+class Tiles:
+    """A change of one parameter, piece by piece: what the functions of merging rules read."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.shape = terms[0].delta.shape
+        self._sum = Sum(self.shape, terms)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Every piece in fp32. It may be written to, and is valid until the next one is asked for."""
+        for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
+            size = (stop - start, *self.shape[1:]) if self.shape else ()
+            with borrowed(1, size, self.dtype) as (piece,):
+                yield self.rows_into(piece, start, stop).float()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is needed to add the change up: fp32 for the difference of two stored 16-bit tensors, else fp64."""
+        return torch.float32 if self._sum.is_short else torch.float64
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `start:stop`, a tensor of its own that may be written to."""
+        return self._sum.rows(start, stop, dtype)
+
+    def rows_into(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Rows `start:stop`, written to `out`."""
+        return self._sum.rows_into(out, start, stop)
+
+
+Statistic = Callable[[Tiles], Any]
+TileFunction = Callable[[list[torch.Tensor], list[Any], int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Computed(Delta):
+    """A change that is a function of others, element by element. Its numbers are fp32, wherever it is used.
+
+    They are computed in fp32 if all vectors are differences of 16-bit models, whose weights have fewer bits to round to
+    in the end; in fp64 and rounded once otherwise.
+
+    Args:
+        name: of the parameter.
+        inputs: the changes that it is computed from, one or more terms each.
+        key: what the function does, with its parameters; two changes are equal if inputs and key are.
+        function: gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
+            result's tile.
+        statistics: for each input, what finds out something about it as a whole, such as a threshold. It is called when
+            first needed, and what it gives is kept.
+    """
+
+    name: str
+    inputs: tuple[Terms, ...]
+    key: str
+    function: TileFunction = field(compare=False, repr=False)
+    statistics: tuple[Statistic, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.inputs[0][0].delta.shape
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(dict.fromkeys(s for terms in self.inputs for term in terms for s in term.delta.sources))
+
+    @property
+    def is_single(self) -> bool:
+        return True
+
+    @cached_property
+    def _tiles(self) -> list[Tiles]:
+        return [Tiles(terms) for terms in self.inputs]
+
+    @cached_property
+    def _found(self) -> "list[_Once]":
+        return [_Once(find, tiles) for find, tiles in zip(self.statistics, self._tiles, strict=True)]
+
+    def _wait_for_statistics(self) -> list[Any]:
+        """Threads that need the same statistics share the work: each takes an input that no other has taken."""
+        if not self.statistics:
+            return [None] * len(self.inputs)
+        for once in self._found:
+            once.start()
+        return [once.wait() for once in self._found]
+
+    def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
+        statistics = self._wait_for_statistics()
+        dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
+        for first, last in _pieces(self.shape, start, stop):
+            size = (last - first, *self.shape[1:]) if self.shape else ()
+            with borrowed(len(self._tiles), size, dtype) as memory:
+                inputs = [tiles.rows_into(tile, first, last) for tiles, tile in zip(self._tiles, memory, strict=True)]
+                rows = self.function(inputs, statistics, first).float()
+                if not rows.sum().isfinite() and not rows.isfinite().all():
+                    raise not_finite(self.name)
+                low, high = max(first, start), min(last, stop)
+                there, found = (
+                    (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
+                )
+                if out.dtype == torch.float32:  # `Sum` asks for it with whole weights only, which keep all bits
+                    there.add_(found.to(out.device), alpha=weight)
+                else:  # the product rounded first, as for a stored change: the same bits
+                    there.add_(found.to(out).mul_(weight))
+
+
+class _Once:
+    """A statistic that one thread finds and all others get."""
+
+    def __init__(self, find: Statistic, tiles: Tiles) -> None:
+        self._find, self._tiles = find, tiles
+        self._lock = threading.Lock()
+        self._found: tuple[Any] | None = None
+
+    def start(self) -> None:
+        """Find it, unless another thread is at it."""
+        if self._found is None and self._lock.acquire(blocking=False):
+            try:
+                self._found = self._found or (self._find(self._tiles),)
+            finally:
+                self._lock.release()
+
+    def wait(self) -> Any:
+        with self._lock:
+            self._found = self._found or (self._find(self._tiles),)  # where the other thread failed, so shall we
+        return self._found[0]
+
+
+# Bytes of computed factors that are kept: those of all of a model's adapters, or of a few dense matrices.
+_KEPT = 1 << 28
+_recent: "list[weakref.ref[Factored]]" = []  # those that hold their factors, the last used at the end
+_recent_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A computation that gives two factors from the changes of one parameter.
+
+    It holds them as long as there is room for those that were used last, and itself.
+
+    Args:
+        inputs: the changes that they are computed from.
+        key: what the function does, with its parameters.
+        shapes: of the left and the right factor, known beforehand.
+        function: gives both, in fp32.
+    """
+
+    inputs: tuple[Terms, ...]
+    key: str
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+    function: Callable[[], tuple[torch.Tensor, torch.Tensor]] = field(compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False, init=False)
+    _held: list[tuple[torch.Tensor, ...]] = field(default_factory=list, compare=False, repr=False, init=False)
+
+    def compute(self) -> tuple[torch.Tensor, ...]:
+        with self._lock:
+            held = self._held[:]  # another thread may take it away
+            result = held[0] if held else tuple(factor.float().contiguous() for factor in self.function())
+            assert tuple(tuple(factor.shape) for factor in result) == self.shapes
+            self._held[:] = [result]
+        _make_room_beside(self)
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        return sum(4 * numel(shape) for shape in self.shapes)
+
+    @property
+    def factors(self) -> tuple["Factor", "Factor"]:
+        """The left and the right factor, computed when they are read."""
+        return Factor(self, 0), Factor(self, 1)
+
+
+def _make_room_beside(used: Factored) -> None:
+    """Let go of the factors that were not used for the longest time, if there are too many."""
+    with _recent_lock:
+        others = [each for ref in reversed(_recent) if (each := ref()) is not None and each is not used]
+        room, kept = _KEPT - used.nbytes, [used]
+        for each in others:
+            room -= each.nbytes
+            if room >= 0:
+                kept.append(each)
+            else:
+                each._held.clear()
+        _recent[:] = [weakref.ref(each) for each in reversed(kept)]
+
+
+@dataclass(frozen=True)
+class Factor(Source):
+    """One of the factors that a computation gives."""
+
+    of: Factored
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shapes[self.part]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def read(self) -> torch.Tensor:
+        return self.of.compute()[self.part]
+
+    @property
+    def identity(self) -> str:
+        return f"{hashlib.sha256(describe(self.of).encode()).hexdigest()}.{self.part}"
+
+    @property
+    def roots(self) -> tuple[Source, ...]:
+        every = (s for terms in self.of.inputs for term in terms for s in term.delta.sources)
+        return tuple(dict.fromkeys(root for source in every for root in source.roots))

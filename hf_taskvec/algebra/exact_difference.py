@@ -1,0 +1,88 @@
+"""Differences without loss: `tuned - base` in the fewest bytes that hold it exactly.
+
+The error of a rounded sum of two p-bit numbers is itself a p-bit number (Dekker 1971). So a high and a low part of the
+inputs' own dtype always hold the difference exactly, and often the high part does so alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hf_taskvec.algebra.deltas import Dense, tile_rows
+from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
+from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.errors import BadValueError
+
+_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+_SMALLER = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.float64: (torch.bfloat16, torch.float16, torch.float32),
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a difference is stored exactly: in which dtype, and in how many parts (0 if nothing changed)."""
+
+    dtype: torch.dtype
+    parts: int
+
+
+def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
+    """The smallest exact format of `tuned - base`. Reads both once; refuses NaN and infinities by name."""
+    dtype = torch.promote_types(tuned.dtype, base.dtype)
+    while True:
+        smaller = list(_SMALLER.get(dtype, ()))
+        changed = two_parts = overflow = False
+        for a, b in _tiles(tuned, base):
+            check_finite(a, a.dtype, name)
+            check_finite(b, b.dtype, name)
+            high, low = _split(a, b, dtype)
+            if not high.isfinite().all() or not torch.equal(low.to(dtype).double(), low):
+                overflow = True
+                break
+            changed = changed or bool(high.any())
+            two_parts = two_parts or bool(low.any())
+            smaller = [each for each in smaller if torch.equal(high.to(each).to(dtype), high)]
+        if not overflow:
+            break
+        if dtype not in _WIDER:
+            raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(dtype)}.")
+        dtype = _WIDER[dtype]
+    if not two_parts and smaller:
+        dtype = smaller[0]
+    return Format(dtype, 2 if two_parts else int(changed))
+
+
+def exact_rows(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The parts of `tuned - base` in an exact format, tile by tile."""
+    for a, b in _tiles(tuned, base):
+        high, low = _split(a, b, form.dtype)
+        yield (high, low.to(form.dtype))[: form.parts]
+
+
+def exact_difference(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Dense | None:
+    """`tuned - base` as a change that shares no memory with either; None if they are equal."""
+    form = exact_format(tuned, base, name)
+    if not form.parts:
+        return None
+    tiles = zip(*exact_rows(tuned, base, form), strict=True)
+    return Dense(tuple(InMemory(torch.cat([r.reshape(-1) for r in part]).view(tuned.shape)) for part in tiles))
+
+
+def _tiles(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if not tuned.ndim:
+        yield tuned, base
+        return
+    step = tile_rows(tuple(tuned.shape))
+    yield from zip(tuned.split(step), base.split(step), strict=True)
+
+
+def _split(tuned: torch.Tensor, base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rounded difference in `dtype`, and its error in fp64 (Dekker's Fast2Sum, exact for p-bit inputs)."""
+    minuend, subtrahend = tuned.double(), -base.double()
+    high = round_once(minuend + subtrahend, dtype)
+    swap = minuend.abs() < subtrahend.abs()
+    large, small = torch.where(swap, subtrahend, minuend), torch.where(swap, minuend, subtrahend)
+    return high, small - (high.double() - large)

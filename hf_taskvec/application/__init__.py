@@ -1,0 +1,1 @@
+"""From task vectors to models: checkpoints, live models and PEFT adapters."""

@@ -1,0 +1,254 @@
+"""A task vector -> PEFT adapter, which at weight 1 is the vector."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_taskvec._version import __version__
+from hf_taskvec.algebra.deltas import LowRank
+from hf_taskvec.algebra.low_rank import stacked_factors
+from hf_taskvec.algebra.rounding import round_once
+from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.sums import Sum
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.application.compatibility import check_fits
+from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
+from hf_taskvec.files.output_folder import new_folder
+from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
+from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, read_json
+from hf_taskvec.models.layout import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
+
+_CONFIG = "adapter_config.json"
+MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
+_DENSE = ("refuse", "save", "drop")
+
+
+def to_adapter(
+    vector: TaskVector,
+    folder: str | Path,
+    base_model_name_or_path: str | Path | None = None,
+    *,
+    base: str | Path | None = None,
+    dense: str = "refuse",
+    uniform_rank: bool = False,
+    dtype: torch.dtype = torch.float32,
+    overwrite: bool = False,
+    scale: float = 1.0,
+) -> Path:
+    """See `TaskVector.to_adapter`."""
+    unscaled, vector = vector, vector * scale  # refuses NaN and infinities
+    if dense not in _DENSE:
+        raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
+    own, own_revision = _own_base(vector)
+    named = str(base_model_name_or_path) if base_model_name_or_path else own
+    given = base or base_model_name_or_path
+    where, revision = (given, None) if given else (own, own_revision)
+    known = _known(where, revision, required=given is not None)
+    layout = known.layout
+    if layout.shapes:
+        check_fits(vector, known, may_grow=dense == "drop")
+    low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
+    rest = [name for name in vector if name not in low_rank]
+    if rest and dense == "refuse":
+        raise UnsupportedError(
+            f"{len(rest)} of {len(vector)} parameters are not low-rank, and a PEFT adapter carries no such change: "
+            f"{some(rest)}. Compress matrices first (vector.compress(rank=...)); for norms, biases and embeddings pass "
+            "dense='save' to store their whole values, or dense='drop' to leave them out."
+        )
+    if not low_rank:
+        raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
+    _check_untied(vector if dense == "save" else low_rank, layout)
+    _check_layout(low_rank, layout)
+    kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
+    factors = {_module(name, layout): stacked_factors(terms) for name, terms in low_rank.items()}
+    if uniform_rank:
+        factors = _padded(factors)
+    tensors: dict[str, torch.Tensor] = {}
+    for module, (left, right) in factors.items():
+        tensors.update(_entries(module, kinds[module], left, right, dtype))
+    config = _config(factors, kinds, layout, named)
+    if rest and dense == "save":
+        _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
+    final = Path(folder)
+    with new_folder(final, MARKER, overwrite) as part:
+        specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        writer.close()
+        (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        origin = {
+            "library": f"hf_taskvec {__version__}",
+            "expression": vector.expression,
+            "vector": vector.provenance.to_json(),
+            "scale": float(scale),
+            "fingerprint": unscaled.fingerprint,
+            "changed_parameters": len(factors) if dense == "drop" else len(vector),
+            "options": {"dense": dense} if rest else {},
+        }
+        (part / MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return final
+
+
+def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
+    """Hub id and revision of the one base that the vector comes from. A folder's name alone leads nowhere."""
+    bases = {(origin.base.name, origin.base.revision) for origin in vector.provenance.origins if origin.base}
+    name, revision = bases.pop() if len(bases) == 1 else (None, None)
+    return (name, revision) if name and (revision or "/" in name) else (None, None)
+
+
+def _known(where: str | Path | None, revision: str | None, required: bool) -> Checkpoint:
+    """The base's names and shapes, without its weights: none, if no base was given and the vector's own is out of reach."""
+    if where is None:
+        return Checkpoint("the base", {})
+    try:
+        folder, name, commit = locate(where, revision, None, ["config.json"])
+        layout = layout_of_config(read_json(folder / "config.json"))
+    except MissingFileError:
+        if required:
+            raise
+        return Checkpoint("the base", {})
+    heads = {alias: layout.shapes[owner] for alias, owner in layout.tied.items() if owner in layout.shapes}
+    shapes = {**layout.shapes, **heads}  # PEFT can change a tied head alone
+    tensors = {each: InMemory(torch.empty(shape, device="meta")) for each, shape in shapes.items()}
+    return Checkpoint(name, tensors, layout, revision=commit)
+
+
+def _module(name: str, layout: Layout) -> str:
+    return layout.live(name).removesuffix(".weight")
+
+
+def _kind(name: str, layout: Layout) -> str:
+    if name in layout.conv1d:
+        return "conv1d"
+    return "embedding" if name in layout.embeddings else "linear"
+
+
+def _check_untied(names: Iterable[str], layout: Layout) -> None:
+    # PEFT's ensure_weight_tying is no way out: it misses GPT-2's head, and merges the change twice for others.
+    if tied := [name for name in names if name in layout.tied.values()]:
+        raise UnsupportedError(
+            f"{some(tied)} is also the output head of {layout.architecture}, and an adapter that PEFT does not merge "
+            "would change the embedding alone. Leave it out with vector.filter(exclude=...), write a whole model with "
+            "apply(), or untie the base."
+        )
+
+
+def _check_layout(names: Iterable[str], layout: Layout) -> None:
+    """Refuse what PEFT would take for something else."""
+    for name in names:
+        if layout.architecture == "PhimoeForCausalLM" and ".experts." in name:
+            raise UnsupportedError(
+                f"{name}: PEFT cannot load adapters of PhiMoE's experts, which the live model holds fused. Leave them out "
+                "with vector.filter(exclude=...), or write a whole model with apply()."
+            )
+        if name in layout.offset:
+            raise UnsupportedError(
+                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain embeddings. "
+                "Leave them out with vector.filter(exclude=...)."
+            )
+        if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
+            raise MissingFileError(
+                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass base=."
+            )
+
+
+_Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def _padded(factors: _Factors) -> _Factors:
+    rank = max(left.shape[1] for left, _ in factors.values())
+    pad = torch.nn.functional.pad
+    return {
+        module: (pad(left, (0, rank - left.shape[1])), pad(right, (0, 0, 0, rank - right.shape[0])))
+        for module, (left, right) in factors.items()
+    }
+
+
+def _entries(
+    module: str, kind: str, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """A layer's factors under PEFT's names: `B @ A` for a linear layer, transposed for Conv1D and embeddings."""
+    up, down = (left, right) if kind == "linear" else (right.T, left.T)
+    a, b = ("lora_embedding_A", "lora_embedding_B") if kind == "embedding" else ("lora_A.weight", "lora_B.weight")
+    prefix = f"base_model.model.{module}"
+    return {
+        f"{prefix}.{a}": round_once(down.contiguous(), dtype, module).contiguous(),
+        f"{prefix}.{b}": round_once(up.contiguous(), dtype, module).contiguous(),
+    }
+
+
+def _config(factors: _Factors, kinds: Mapping[str, str], layout: Layout, base: str | None) -> dict[str, Any]:
+    ranks = {module: left.shape[1] for module, (left, _) in factors.items()}
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    # alpha = rank for every layer, so that every scaling is 1.
+    patterns = {module: r for module, r in ranks.items() if r != rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": patterns,
+        "alpha_pattern": patterns,
+        "target_modules": _targets(list(factors), layout),
+        "fan_in_fan_out": "conv1d" in kinds.values(),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+
+
+def _targets(modules: list[str], layout: Layout) -> list[str]:
+    """Short names, as serving engines expect them, where they mean exactly the changed layers; else full paths."""
+    short = sorted({module.rsplit(".", 1)[-1] for module in modules})
+    every = {layout.live(name).removesuffix(".weight") for name in layout.shapes if name.endswith(".weight")}
+    meant = {module for module in every if module.rsplit(".", 1)[-1] in short}
+    return short if meant == set(modules) else sorted(modules)
+
+
+def _save_whole(
+    vector: TaskVector,
+    names: list[str],
+    layout: Layout,
+    where: str | Path | None,
+    revision: str | None,
+    targets: set[str],
+    tensors: dict[str, torch.Tensor],
+    config: dict[str, Any],
+) -> None:
+    """Store base + change for what is not low-rank: whole modules as `modules_to_save`, biases as trained biases."""
+    if where is None:
+        raise MissingFileError("dense='save' stores whole values, so it needs the base model. Pass base=.")
+    model = open_checkpoint(where, revision)
+    check_fits(vector, model)
+    modules = set()
+    for name in names:
+        module, _, kind = layout.live(name).rpartition(".")
+        if module in targets:
+            if kind != "bias":
+                raise UnsupportedError(f"{name} is partly low-rank and partly dense; compress the vector first.")
+            config["bias"] = "lora_only"
+            tensors[f"base_model.model.{module}.base_layer.bias"] = _whole(vector, model, name)
+        else:
+            modules.add(module)
+    for name in model.tensors:
+        module, _, kind = layout.live(name).rpartition(".")
+        if module in modules:
+            tensors[f"base_model.model.{module}.{kind}"] = _whole(vector, model, name)
+    config["modules_to_save"] = sorted(modules) or None
+
+
+def _whole(vector: TaskVector, model: Checkpoint, name: str) -> torch.Tensor:
+    source = model.tensors[name]
+    out = torch.empty(source.shape, dtype=source.dtype)
+    Sum(source.shape, vector.get(name, ()), source).into(out, name)
+    return out

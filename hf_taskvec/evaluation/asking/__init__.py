@@ -1,0 +1,1 @@
+"""Step 2: asking the model. Batches, generation, and the store of finished passages."""

@@ -1,0 +1,280 @@
+"""The work of a sweep: batches split over processes, kept in the store, halved when memory runs out."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, runtime_checkable
+from typing import Protocol as Interface
+
+from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
+from hf_taskvec.evaluation.asking.batch_plan import Plan, Row, Task, make_plan, make_tasks
+from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
+from hf_taskvec.evaluation.asking.generation import Continuation, Generator
+from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.models.fingerprints import model_fingerprint
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+# Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
+_FIRST_SIZE = {"cpu": 16}
+_FIRST_SIZE_ELSEWHERE = 64
+_NO_MEMORY = "memory runs out even for a single passage; use a smaller model or shorter passages"
+
+
+@runtime_checkable
+class Edit(Interface):
+    """All that the harness knows of an edit: what it is, and how to set λ."""
+
+    fingerprint: str
+
+    def set_scale(self, scale: float, /) -> None: ...
+
+
+@runtime_checkable
+class RowEdit(Edit, Interface):
+    """An edit that can give each row of the batch its own λ, so that all λ go through the model together."""
+
+    def set_row_scales(self, scales: list[float], /) -> None: ...
+
+
+class NoEdit:
+    """An edit that changes nothing, at any λ: the control."""
+
+    fingerprint = "none"
+
+    def set_scale(self, scale: float, /) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What came of a plan: every row's continuation, and how it was done."""
+
+    rows: dict[Row, Continuation]
+    plan: Plan
+    halvings: int
+    generated: int
+    model_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model's fingerprint, the passages in its tokens, and what it answered."""
+
+    fingerprint: str
+    tasks: tuple[Task, ...]
+    work: Work
+
+
+def ask(
+    model: Any,
+    edit: Edit,
+    scales: Sequence[float],
+    *,
+    passages: Sequence[Passage],
+    protocol: Protocol,
+    tokenizer: Any,
+    store: Store,
+    batch_size: int | None = None,
+    likelihood: bool = True,
+    label: str = "batches",
+) -> Asked:
+    """All passages through one model at every λ, each from the store if it is there.
+
+    Args:
+        model, edit, scales, protocol, tokenizer, batch_size, likelihood: as for `sweep`.
+        passages: what is asked.
+        store: keeps what is finished.
+        label: of the progress bar.
+    """
+    # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
+    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tasks = make_tasks(passages, protocol, tokenizer, context)
+    fingerprint = _agreed(model_fingerprint(model))
+    keys = {
+        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, task, protocol)
+        for scale in scales
+        for i, task in enumerate(tasks)
+    }
+    generator = Generator(model, tokenizer, protocol.decoding, protocol.seed, likelihood)
+    with generator.prepared():
+        work = _run(generator, edit, tasks, scales, keys, store, batch_size, context, label)
+    return Asked(fingerprint, tasks, work)
+
+
+def _run(
+    generator: Generator,
+    edit: Edit,
+    tasks: Sequence[Task],
+    scales: Sequence[float],
+    keys: dict[Row, str],
+    store: Store,
+    batch_size: int | None,
+    context: int | None,
+    label: str,
+) -> Work:
+    """Every task at every λ.
+
+    Batches are formed over *all* rows before processes share them, so the number of processes does not change
+    the composition of a batch. The first batch of every process is the trial: if memory runs out on any, all
+    halve the batch size together, and none keeps what it made at the larger one. A later shortage halves that
+    one batch only, and the recorded plan says so.
+    """
+    begin = time.perf_counter()
+    state = processes()
+    mixed = isinstance(edit, RowEdit)
+    size = _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE) if batch_size is None else batch_size
+    # A rank may see files that another does not (no shared disk): what anyone finished is finished.
+    done: dict[str, Continuation] = {}
+    for part in _gather(store.found(keys.values(), generator.likelihood)):
+        done.update(part)
+    job = _Job(generator, edit, tasks, keys, store, done)
+    with _progress(label, state) as bar:
+        while True:
+            plan = make_plan(tasks, scales, size, mixed=mixed, context=context)
+            numbers = range(state.process_index, len(plan.batches), state.num_processes)
+            mine = [number for number in numbers if job.pending(plan.batches[number])]
+            bar.reset(len(mine))
+            trial = job.attempt(plan.batches[mine[0]]) if mine else {}
+            if all(_gather(trial is not None)):
+                break
+            if size == 1:
+                raise BadValueError(_NO_MEMORY)
+            size = max(1, size // 2)
+        job.keep(trial or {})
+        bar.update(min(1, len(mine)))
+        for number in mine[1:]:
+            job.do(number, plan.batches[number])
+            bar.update()
+    errors = [error for error in _gather(job.error) if error]
+    if errors:
+        raise job.raised or BadValueError(f"another process failed: {errors[0]}")
+    for part in _gather({key: done[key] for key in job.fresh}):
+        done.update(part)
+    halved: dict[int, list[tuple[Row, ...]]] = {}
+    for part in _gather(job.halved):
+        halved.update(part)
+    counts = _gather((len(job.fresh), generator.model_seconds))
+    return Work(
+        rows={row: done[key] for row, key in keys.items()},
+        plan=plan.with_halved(halved),
+        halvings=sum(len(parts) - 1 for parts in halved.values()),
+        generated=sum(count[0] for count in counts),
+        model_seconds=max(count[1] for count in counts),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+class _Job:
+    """One process's share of the work."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        edit: Edit,
+        tasks: Sequence[Task],
+        keys: dict[Row, str],
+        store: Store,
+        done: dict[str, Continuation],
+    ) -> None:
+        self.generator, self.edit, self.tasks, self.keys = generator, edit, tasks, keys
+        self.store, self.done = store, done
+        self.fresh: list[str] = []
+        self.halved: dict[int, list[tuple[Row, ...]]] = {}
+        self.raised: TaskVectorError | None = None
+        self._scale: float | None = None
+
+    @property
+    def error(self) -> str:
+        return str(self.raised) if self.raised else ""
+
+    def pending(self, batch: Sequence[Row]) -> list[Row]:
+        """The rows of a batch that are not finished yet."""
+        return [row for row in batch if self.keys[row] not in self.done]
+
+    def attempt(self, batch: Sequence[Row]) -> dict[str, Continuation] | None:
+        """The pending rows of a batch; `None` if memory ran out.
+
+        Our own errors wait until all processes can hear of them: nothing more is done until then.
+        """
+        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+        rows = self.pending(batch)
+        if self.raised or not rows:
+            return {}
+        try:
+            found = self.generator.run([self.tasks[row.task] for row in rows], lambda part: self._set(rows[part]))
+        except TaskVectorError as error:
+            self.raised = error
+            return {}
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            clear_device_cache(garbage_collection=True)
+            return None
+        return {self.keys[row]: c for row, c in zip(rows, found, strict=True)}
+
+    def keep(self, records: dict[str, Continuation]) -> None:
+        """Finished rows, on disk before this returns."""
+        self.store.add(records)
+        self.done.update(records)
+        self.fresh += records
+
+    def do(self, number: int, batch: tuple[Row, ...]) -> None:
+        """Do a batch of the plan, halved as often as memory runs out."""
+        parts, left = [], [batch]
+        while left:
+            part = left.pop(0)
+            records = self.attempt(part)
+            if records is not None:
+                self.keep(records)
+                parts.append(part)
+            elif len(part) > 1:
+                middle = len(part) // 2
+                left[:0] = [part[:middle], part[middle:]]
+            else:
+                self.raised = BadValueError(_NO_MEMORY)
+        if len(parts) > 1:
+            self.halved[number] = parts
+
+    def _set(self, rows: Sequence[Row]) -> None:
+        if isinstance(self.edit, RowEdit):
+            self.edit.set_row_scales([row.scale for row in rows])
+        elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
+            self.edit.set_scale(rows[0].scale)
+            self._scale = rows[0].scale
+
+
+def processes() -> "PartialState":
+    """The processes of this run, as `accelerate launch` (or the caller's own Accelerator) set them up."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    # `Accelerator` reads this flag, a bare PartialState does not and would leave CPU processes unconnected.
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+
+
+def _agreed(fingerprint: str) -> str:
+    """The model's fingerprint, which must be the same in every process."""
+    if len(set(_gather(fingerprint))) > 1:
+        raise MismatchError("the model's weights differ between processes; load the same model in each of them")
+    return fingerprint
+
+
+def _gather(value: Any) -> list[Any]:
+    from accelerate.utils import gather_object
+
+    return list(gather_object([value]))
+
+
+def _progress(label: str, state: "PartialState") -> Any:
+    """The one progress bar, on the main process; it counts that process's share."""
+    from tqdm.auto import tqdm
+
+    if state.num_processes > 1:
+        label += f" (process 1 of {state.num_processes})"
+    # disable=None: quiet when the output is not a terminal.
+    return tqdm(desc=label, unit="batch", disable=None if state.is_main_process else True)

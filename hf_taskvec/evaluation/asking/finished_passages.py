@@ -1,0 +1,141 @@
+"""A folder of finished passages, so that an interrupted sweep continues where it stopped.
+
+A record is known by what made it: the model's fingerprint, the edit's, λ, the passage and the protocol with
+its decoding; never by a rank or a path. Each finished batch is one JSON file under the hash of its content,
+written beside and renamed: a killed process leaves a whole file or none, and two processes cannot spoil
+each other's.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec.errors import CorruptFileError, OutputError
+from hf_taskvec.evaluation.asking.batch_plan import Task
+from hf_taskvec.evaluation.asking.generation import Continuation
+from hf_taskvec.evaluation.texts.protocols import Protocol
+
+FORMAT = "hf_taskvec/evaluation-store"
+VERSION = 1
+
+
+def record_key(model: str, edit: str, scale: float, task: Task, protocol: Protocol) -> str:
+    """The name of one passage at one λ: a hash of all that decides what the model answers."""
+    parts = [
+        VERSION,
+        model,
+        edit,
+        repr(float(scale) + 0.0),  # −0.0 and 0.0 are the same λ
+        task.passage.key,
+        task.prompt_ids,
+        task.answer_ids,
+        task.new_tokens,
+        protocol.hash,
+        protocol.decoding.hash,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Store:
+    """The finished passages of a folder; an in-memory one without a folder.
+
+    Reading is done once, when it is opened. A damaged file is an error that names it: nothing is deleted, and
+    moving that file away costs only its own passages.
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._records: dict[str, Continuation] = {}
+        if self.folder is not None:
+            ensure_writable(self.folder)
+            for path in sorted(self.folder.glob("*.json")):
+                for key, record in _read(path).items():
+                    # The same passage may have been done without and later with its likelihood.
+                    if record.log_probs or key not in self._records:
+                        self._records[key] = record
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def __getitem__(self, key: str) -> Continuation:
+        return self._records[key]
+
+    def found(self, keys: Iterable[str], likelihood: bool = True) -> dict[str, Continuation]:
+        """Those of `keys` that are finished, with the likelihood of the true text if that is asked for."""
+        known = ((key, self._records.get(key)) for key in keys)
+        return {key: found for key, found in known if found and (found.log_probs or not likelihood)}
+
+    def add(self, records: Mapping[str, Continuation]) -> None:
+        """Keep a finished batch, on disk before this returns."""
+        self._records.update(records)
+        if self.folder is None or not records:
+            return
+        body = [
+            {"key": key, "text": c.text, "log_probs": list(c.log_probs), "hits": [int(hit) for hit in c.hits]}
+            for key, c in sorted(records.items())
+        ]
+        digest = _digest(body)
+        target = self.folder / f"{digest[:32]}.json"
+        # The name is unique: two processes may finish the same batch at the same moment.
+        partial = self.folder / f".{digest[:32]}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+        content = {"format": FORMAT, "version": VERSION, "sha256": digest, "records": body}
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise OutputError(
+                f"the store {self.folder.name!r} cannot be written: {error.strerror}. Free some space or "
+                "name another folder; what is finished stays there"
+            ) from None
+
+
+def ensure_writable(folder: Path) -> None:
+    """Create the folder and try it, so that a sweep fails before its work and not after it."""
+    trial = folder / f".{os.getpid()}.{secrets.token_hex(4)}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        # `from None`: the cause would print the whole path.
+        raise OutputError(
+            f"the folder {folder.name!r} cannot be written: {error.strerror}. Name another one, or change its rights"
+        ) from None
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Continuation]:
+    remedy = "Move it away: only its own passages will be generated again"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise CorruptFileError(f"{path.name} is no file of an evaluation store. {remedy}")
+        if content["version"] != VERSION:
+            raise CorruptFileError(
+                f"{path.name} has version {content['version']} of the store, this hf_taskvec reads "
+                f"{VERSION}. Use the version that wrote it, or another folder"
+            )
+        if _digest(content["records"]) != content["sha256"]:
+            raise CorruptFileError(f"{path.name} in the store does not match its checksum. {remedy}")
+        return {
+            record["key"]: Continuation(
+                record["text"], tuple(record["log_probs"]), tuple(bool(hit) for hit in record["hits"])
+            )
+            for record in content["records"]
+        }
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise CorruptFileError(f"{path.name} in the store is damaged ({error}). {remedy}") from error

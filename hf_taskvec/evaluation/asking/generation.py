@@ -1,0 +1,235 @@
+"""One batch through the model: what it writes after each prompt, and how likely it finds the true text."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.asking.batch_plan import Task
+from hf_taskvec.evaluation.asking.key_value_cache import roomy_cache
+from hf_taskvec.evaluation.texts.protocols import Decoding
+
+# The logits of one forward pass take at most so many bytes; more rows go through in several passes.
+_LOGITS_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What one row gave: the generated text, and the model's view of the true one (see `metrics.Outcome`)."""
+
+    text: str
+    log_probs: tuple[float, ...]
+    hits: tuple[bool, ...]
+
+
+class Generator:
+    """Runs batches of tasks through a model. Use it inside `with generator.prepared():`.
+
+    Args:
+        model: a causal language model; its device, dtype, adapters and quantisation are left as they are.
+        tokenizer: its tokenizer. It needs no pad token: padded positions are masked, whatever stands there.
+        decoding (`Decoding`): greedy or sampled.
+        seed (`int`): of sampled decoding.
+        likelihood (`bool`): also ask for the likelihood of the true continuations.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, seed: int, likelihood: bool = True) -> None:
+        self.likelihood = likelihood
+        self.model, self.tokenizer, self.decoding, self.seed = model, tokenizer, decoding, seed
+        self.model_seconds = 0.0
+        self._owner = _generation_config_owner(model)
+        self._skips_logits = "logits_to_keep" in signature(self._owner.forward).parameters
+        own = self._owner.generation_config
+        ends = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
+        self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._pad: int = 0 if pad is None else pad
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """The model in evaluation mode and without generation defaults of its own; all put back afterwards.
+
+        A checkpoint's `generation_config.json` may ask for sampling or a repetition penalty: the protocol
+        alone decides here.
+        """
+        training = [module for module in self.model.modules() if module.training]
+        kept = self._owner.generation_config
+        self._owner.generation_config = GenerationConfig(
+            eos_token_id=self._ends or None, bos_token_id=kept.bos_token_id, pad_token_id=self._pad
+        )
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self._owner.generation_config = kept
+            for module in training:
+                module.training = True
+
+    def run(self, tasks: Sequence[Task], set_rows: Callable[[slice], None]) -> list[Continuation]:
+        """The continuations of a batch, in its order.
+
+        Args:
+            tasks: the rows of the batch.
+            set_rows: called before each pass with the part of the batch that goes through, so that an edit
+                with one λ for each row can follow.
+        """
+        # First: weights that are broken at this λ show in one forward pass.
+        views = self._views(tasks, set_rows) if self.likelihood else [((), ())] * len(tasks)
+        set_rows(slice(0, len(tasks)))
+        outputs = self._generate(tasks)
+        texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
+        return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
+
+    def _generate(self, tasks: Sequence[Task]) -> list[list[int]]:
+        device = self._device()
+        width = max(len(task.prompt_ids) for task in tasks)
+        ids = torch.full((len(tasks), width), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(tasks), width), dtype=torch.long)
+        for i, task in enumerate(tasks):  # left-padded: the next token of every row is in the last column
+            ids[i, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
+            mask[i, width - len(task.prompt_ids) :] = 1
+        watch = _Watch()
+        processors = LogitsProcessorList([watch])
+        if not self.decoding.greedy:
+            keys = [task.passage.key for task in tasks]
+            processors.append(_SampleByPassage(keys, self.seed, self.decoding.temperature, self.decoding.top_p))
+        new = max(task.new_tokens for task in tasks)
+        with self._in_model():
+            out = self.model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                max_new_tokens=new,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                past_key_values=roomy_cache(self._owner, width + new),
+                logits_processor=processors,
+            )
+        watch.raise_if_broken(tasks)
+        rows = out[:, width:].tolist()
+        return [self._cut(row[: task.new_tokens]) for row, task in zip(rows, tasks, strict=True)]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        for i, token in enumerate(ids):
+            if token in self._ends:
+                return ids[:i]
+        return ids
+
+    def _views(
+        self, tasks: Sequence[Task], set_rows: Callable[[slice], None]
+    ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
+        """For each row the log-probabilities of the answer's tokens, and which of them come first."""
+        device = self._device()
+        width = max(len(task.prompt_ids) + len(task.answer_ids) for task in tasks)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        # The first position whose next token belongs to an answer: the output layer is not asked before it.
+        kept = width + 1 - min(len(task.prompt_ids) for task in tasks)
+        keep = {"logits_to_keep": kept} if self._skips_logits else {}
+        step = max(1, _LOGITS_BYTES // (4 * (kept if keep else width) * vocabulary))
+        views = []
+        for first in range(0, len(tasks), step):
+            part = slice(first, min(first + step, len(tasks)))
+            set_rows(part)
+            rows = [task.prompt_ids + task.answer_ids for task in tasks[part]]
+            ids = torch.full((len(rows), width), self._pad, dtype=torch.long)
+            mask = torch.zeros((len(rows), width), dtype=torch.long)
+            for i, row in enumerate(rows):  # right-padded: each position is its own index, in any architecture
+                ids[i, : len(row)] = torch.tensor(row)
+                mask[i, : len(row)] = 1
+            with self._in_model():
+                inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), **keep}
+                logits = self.model(**inputs, use_cache=False).logits
+                skipped = width - logits.shape[1]
+                for i, task in enumerate(tasks[part]):
+                    begin = len(task.prompt_ids) - 1 - skipped
+                    views.append(_view(task, logits[i, begin : begin + len(task.answer_ids)].float()))
+        return views
+
+    @contextmanager
+    def _in_model(self) -> Iterator[None]:
+        # Only here, not around the edit: weights made in inference mode could never be trained again.
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            yield
+        self.model_seconds += time.perf_counter() - begin
+
+    def _device(self) -> torch.device:
+        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the rest."""
+        device = self.model.get_input_embeddings().weight.device
+        return torch.device("cpu") if device.type == "meta" else device
+
+
+def _view(task: Task, logits: torch.Tensor) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    true = torch.tensor(task.answer_ids, device=logits.device)
+    log_probs = logits.gather(-1, true[:, None])[:, 0] - logits.logsumexp(-1)
+    if not bool(log_probs.isfinite().all()):
+        raise _broken(task)
+    return tuple(log_probs.tolist()), tuple((logits.argmax(-1) == true).tolist())
+
+
+def _generation_config_owner(model: Any) -> Any:
+    if "peft" in sys.modules:  # a PeftModel passes its base's generation_config on
+        from peft import PeftModel
+
+        if isinstance(model, PeftModel):
+            return model.get_base_model()
+    return model
+
+
+def _broken(task: Task) -> BadValueError:
+    return BadValueError(
+        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at this λ "
+        "(an overflow of float16, or a |λ| that is too large). Finished passages stay in the store"
+    )
+
+
+class _Watch(LogitsProcessor):
+    """Notices NaN logits without waiting for the device at every step.
+
+    Broken weights of the output layer show in the first step, which is looked at entirely; broken hidden
+    states make every logit NaN, so one column tells of them later on.
+    """
+
+    def __init__(self) -> None:
+        self.broken: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self.broken is None:
+            self.broken = scores.isnan().any(dim=-1)
+        else:
+            self.broken = self.broken | scores[:, 0].isnan()
+        return scores
+
+    def raise_if_broken(self, tasks: Sequence[Task]) -> None:
+        if self.broken is not None and bool(self.broken.any()):
+            raise _broken(tasks[int(self.broken.int().argmax())])
+
+
+class _SampleByPassage(LogitsProcessor):
+    """Sampling that depends on the passage alone, not on its neighbours in the batch.
+
+    The largest of logits plus Gumbel noise is a sample of their softmax. Each row draws its noise from a
+    generator seeded by its own passage, so greedy decoding of the result is sampling that any batch size,
+    process count or resumption repeats; and every λ sees the same noise, which pairs their outputs.
+    """
+
+    def __init__(self, keys: Sequence[str], seed: int, temperature: float, top_p: float) -> None:
+        self.temperature, self.top_p = temperature, top_p
+        self.generators = [torch.Generator().manual_seed((int(key[:15], 16) + seed) % (1 << 62)) for key in keys]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.float() / self.temperature
+        if self.top_p < 1:
+            ordered, index = scores.sort(dim=-1, descending=True)
+            before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+            outside = (before >= self.top_p).scatter(-1, index, before >= self.top_p)
+            scores = scores.masked_fill(outside, -torch.inf)
+        noise = torch.stack([torch.empty(scores.shape[-1]).exponential_(generator=g) for g in self.generators])
+        return scores - noise.log().to(scores.device)

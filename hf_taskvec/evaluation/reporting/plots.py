@@ -1,0 +1,215 @@
+"""The plots of a report: scores against λ, forget against retain, and sample texts before and after."""
+
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec import figures
+from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.evaluation.reporting.unlearning_report import BookInfo, PassageResult, UnlearningReport
+from hf_taskvec.evaluation.scoring.metrics import METRICS
+from hf_taskvec.evaluation.texts.books import Split
+from hf_taskvec.figures import COLOURS, look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NAMES = {"rouge_l": "Rouge-L (F1)", "perplexity": "perplexity (log scale)"}
+_LEVEL: Any = {"linestyle": (0, (1, 2)), "linewidth": 1.8}
+_WIDTH = 54  # characters in a column of the page of samples
+
+
+def ensure_matplotlib() -> None:
+    """An error now instead of after a long sweep."""
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "plots need matplotlib: pip install 'hf-taskvec[plots]'; without it, run the sweep without output= and "
+            "save its report with plots=False"
+        )
+
+
+def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
+    ensure_matplotlib()
+    pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
+    wanted = {name: partial(draw, report) for name, draw in pages.items() if only is None or name in only}
+    return figures.render(wanted)
+
+
+def scores_figure(report: UnlearningReport) -> "Figure":
+    """Rouge-L and perplexity against λ, seen and held-out passages apart, with bands for the intervals."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    splits: list[Split] = [s for s in ("seen", "held_out") if any(x.split == s for x in report.scores)]
+    metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
+    figure = Figure(figsize=(5.2 * len(splits) + 0.6, 3.6 * len(metrics) + 0.8), layout="constrained")
+    grid = figure.subplots(len(metrics), len(splits), squeeze=False, sharex=True, sharey="row")
+    for row, metric in enumerate(metrics):
+        for column, split in enumerate(splits):
+            axes = grid[row][column]
+            for i, book in enumerate(report.books):
+                found = [s for s in report.scores if (s.book, s.split, s.metric) == (book.name, split, metric)]
+                found.sort(key=lambda score: score.scale)
+                if not found:
+                    continue
+                x = [score.scale for score in found]
+                label = f"{book.name} ({book.role})"
+                axes.plot(x, [s.value.value for s in found], label=label, markersize=6, linewidth=2, **look(i))
+                low, high = [s.value.low for s in found], [s.value.high for s in found]
+                axes.fill_between(x, low, high, color=COLOURS[i % 7], alpha=0.15, linewidth=0)
+                if (level := _never_seen(report, book, metric, split)) is not None:
+                    name = report.references[0].name
+                    axes.axhline(level, label=f"{book.name}: {name}", **_LEVEL, color=COLOURS[i % 7])
+            if metric == "perplexity":
+                axes.set_yscale("log")
+                for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                    ticks(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "125" else ""))
+            if metric == metrics[-1]:
+                axes.set_xlabel("λ")
+            if row == 0:
+                axes.set_title("seen passages" if split == "seen" else "held-out passages")
+            if column == 0:
+                axes.set_ylabel(_NAMES[metric])
+            if report.choice is not None and report.choice.scale is not None:
+                axes.axvline(report.choice.scale, color="0.4", linestyle=":", linewidth=1.5)
+            axes.grid(alpha=0.25)
+    grid[0][0].invert_xaxis()  # shared: from λ=0 on the left to the strongest negation on the right
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    if report.choice is not None and report.choice.scale is not None:
+        from matplotlib.lines import Line2D
+
+        handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.5))
+        labels.append(f"chosen λ = {report.choice.scale:g}".replace("-", "−"))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    figure.suptitle(f"Scores against λ, with {report.settings.level:.0%} intervals ({report.protocol.id})", fontsize=12)
+    return figure
+
+
+def pareto_figure(report: UnlearningReport) -> "Figure":
+    """The forget books' score against each other book's, a point for each λ, the chosen one ringed."""
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
+
+    metric = METRICS[report.choice.metric if report.choice is not None else "rouge_l"]
+    figure = Figure(figsize=(7.5, 6.2), layout="constrained")
+    axes = figure.subplots()
+    forget = [b.name for b in report.books if b.role == "forget"]
+    others = [b for b in report.books if b.role != "forget"]
+    front = report.choice.pareto if report.choice is not None else ()
+    for i, book in enumerate(others, start=1):
+        for name in forget:
+            ours = [report.score(name, s, metric.name) for s in report.scales]
+            theirs = [report.score(book.name, s, metric.name) for s in report.scales]
+            x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
+            label = f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else "")
+            axes.plot([], [], label=label, **look(i))
+            axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
+            for scale, a, b in zip(report.scales, x, y, strict=True):
+                inside = {} if scale in front and book.role == "retain" else {"markerfacecolor": "white"}
+                axes.plot([a], [b], markersize=8, **(look(i) | {"linestyle": ""} | inside))
+                if report.choice is not None and scale == report.choice.scale:
+                    axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
+            halo = [withStroke(linewidth=3, foreground="white")]  # legible where lines cross
+            offset, side = ((-8, 7), "right") if i % 2 else ((9, -14), "left")
+            for text, a, b in _labels(report.scales, x, y):
+                place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
+                axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
+    for i, book in enumerate(report.books):
+        if (level := _never_seen(report, book, metric.name, "seen")) is not None:
+            label = f"{book.name}: {report.references[0].name}"
+            axes.axvline(level, label=label, **_LEVEL, color=COLOURS[i % 7])
+    if not forget or not others:
+        axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
+    else:
+        axes.margins(0.12)
+        axes.legend(frameon=False, loc="best")
+    unit = _NAMES.get(metric.name, metric.name)
+    axes.set_xlabel(f"{unit} of the forgotten book: {', '.join(forget)}")
+    axes.set_ylabel(f"{unit} of the other books")
+    axes.grid(alpha=0.25)
+    title = "What forgetting costs: a point for each λ (filled: Pareto front"
+    chosen = report.choice is not None and report.choice.scale is not None
+    axes.set_title(title + (", ringed: chosen λ)" if chosen else ")"), fontsize=11.5)
+    return figure
+
+
+def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
+    """A page of texts side by side: the true continuation, the output at λ=0 and at the chosen or last λ."""
+    from matplotlib.figure import Figure
+
+    chosen = report.choice.scale if report.choice is not None else None
+    scale = chosen or report.scales[-1]  # if λ=0 is chosen there is no "after"
+    rows = [p for book in report.books for p in _telling(report, book.name, each)]
+    columns = ("prompt (its end)", "true continuation", "λ = 0", f"λ = {scale:g}".replace("-", "−"))
+    cells = [(_wrap(_end(p.prompt)), _wrap(p.answer), _wrap(_at(p, 0.0)), _wrap(_at(p, scale))) for p in rows]
+    heights = [max(cell.count("\n") + 1 for cell in row) + 2.2 for row in cells]
+    line = 0.155  # inches
+    total = sum(heights) * line + 1.1
+    figure = Figure(figsize=(17, total))
+    axes = figure.add_axes((0.01, 0.0, 0.98, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(0, 4)
+    axes.set_ylim(total, 0)
+    text: dict[str, Any] = {"va": "top", "parse_math": False}
+    for i, title in enumerate(columns):
+        axes.text(i, 0.5, title, fontsize=12, weight="bold", **text)
+    what = "Sample generations: of each book the seen passages that were known best at λ = 0"
+    axes.text(0, 0.15, f"{what} ({report.protocol.id})", fontsize=12, color="0.35", **text)
+    y = 0.9
+    for passage, row, height in zip(rows, cells, heights, strict=True):
+        axes.plot([0, 3.98], [y - 0.06] * 2, color="0.8", linewidth=1)
+        score = [next(a.values["rouge_l"] for a in passage.at if a.scale == s) for s in (0.0, scale)]
+        label = f"{passage.id}   Rouge-L {score[0]:.3f} → {score[1]:.3f}"
+        colour = COLOURS[[b.name for b in report.books].index(passage.book) % 7]
+        axes.text(0, y, label, fontsize=9, color=colour, weight="bold", **text)
+        for i, cell in enumerate(row):
+            axes.text(i, y + line * 1.2, cell, fontsize=8.5, family="monospace", linespacing=1.15, **text)
+        y += height * line
+    return figure
+
+
+def _never_seen(report: UnlearningReport, book: BookInfo, metric: str, split: Split) -> float | None:
+    """What the first reference model scores on a book to forget: the level that forgetting aims at."""
+    if book.role != "forget" or not report.references:
+        return None
+    wanted = (report.references[0].name, book.name, metric, split)
+    found = (s for s in report.reference_scores if (s.reference, s.book, s.metric, s.split) == wanted)
+    return next((score.value.value for score in found), None)
+
+
+def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:
+    """A label for each point, one for all that lie too close for two."""
+    wide, high = (max(values) - min(values) or 1.0 for values in (x, y))
+    found: list[tuple[list[float], float, float]] = []
+    for scale, a, b in zip(scales, x, y, strict=True):
+        for names, c, d in found:
+            if abs(a - c) < 0.06 * wide and abs(b - d) < 0.05 * high:
+                names.append(scale)
+                break
+        else:
+            found.append(([scale], a, b))
+    return [(", ".join(f"{n:g}" for n in names).replace("-", "−"), a, b) for names, a, b in found]
+
+
+def _telling(report: UnlearningReport, book: str, most: int) -> list[PassageResult]:
+    """The seen passages that were known best at λ=0: there is something to forget."""
+    found = [p for p in report.passages if p.book == book and p.split == "seen"]
+    return sorted(found, key=lambda p: -p.at[0].values["rouge_l"])[:most]
+
+
+def _at(passage: PassageResult, scale: float) -> str:
+    return next(found.output for found in passage.at if found.scale == scale) or "(empty)"
+
+
+def _end(prompt: str, most: int = 220) -> str:
+    """The last words of a prompt."""
+    return prompt if len(prompt) <= most else "… " + prompt[-most:].split(" ", 1)[-1]
+
+
+def _wrap(text: str, lines: int = 8) -> str:
+    # Control characters and lone surrogates of a broken model's output have no glyph.
+    clean = "".join(letter if letter.isprintable() else " " for letter in text)
+    return "\n".join(textwrap.wrap(clean.strip(), _WIDTH, max_lines=lines, placeholder=" …")) or "(empty)"

@@ -1,0 +1,260 @@
+"""The report as Markdown, laid out as the main paper's tables 3–5: λ across, books down, drops bracketed."""
+
+from collections.abc import Mapping, Sequence
+
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting.recommended_scale import Theory
+from hf_taskvec.evaluation.reporting.unlearning_report import UNNAMED, ReferenceScore, Score, UnlearningReport
+from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.texts.books import Split
+
+_SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
+_TITLES = {
+    "rouge_l": "Rouge-L (F1)",
+    "rouge_l_precision": "Rouge-L precision",
+    "rouge_l_recall": "Rouge-L recall",
+    "perplexity": "Perplexity of the true continuation",
+    "repetition": "Repeated 4-grams",
+    "distinct_2": "Distinct bigrams",
+    "empty": "Empty outputs",
+    "longest_run": "Longest verbatim run (words)",
+    "extraction_strength": "Extraction strength",
+    "exact_memorisation": "Exact memorisation",
+    "min_k": "Min-K % (log-probability)",
+}
+_HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
+
+
+def markdown(report: UnlearningReport) -> str:
+    """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
+    books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
+    parts = [
+        "# Unlearning report",
+        f"Protocol `{report.protocol.id}` · model `{report.model[:12]}` · edit `{report.edit[:40]}`\n\n"
+        f"Books: {books}.\n\nSquare brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
+        "Round brackets: change against λ=0 on the same passages.",
+        _choice(report),
+        *([_theory(report.theory)] if report.theory is not None else []),
+    ]
+    for split, words in _SPLITS.items():
+        if any(score.split == split for score in report.scores):
+            parts.append(f"## Rouge-L, {words}\n\n{score_table(report, 'rouge_l', split)}")
+    if report.tests:
+        parts.append(_tests(report))
+    parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
+    measured = {info.name for info in report.metrics}
+    health = [name for name in _HEALTH if name in measured]
+    parts += [f"### {_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in health]
+    parts.append("## Memory, further measures (seen passages)")
+    shown = ("rouge_l", "perplexity")
+    further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
+    parts += [f"### {_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
+    if report.membership:
+        parts.append(_membership(report))
+    parts += [_leaks(report), _definitions(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
+    """One metric: λ across (and the reference models, if any), books down."""
+    columns = [*_heads(report.scales), *(_reference(info.name) for info in report.references)]
+    return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
+
+
+def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
+    """One Markdown table of several reports, each under its name.
+
+    Raises `MismatchError` if their protocols differ: such numbers do not belong side by side.
+    """
+    if not reports:
+        raise BadValueError("no reports to compare")
+    if metric not in METRICS:
+        raise MissingNameError(f"no metric {metric!r}.{did_you_mean(metric, METRICS)} Use one of {', '.join(METRICS)}")
+    (first, base), *rest = reports.items()
+    for name, report in rest:
+        if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
+            raise MismatchError(
+                f"{first!r} was measured under protocol {base.protocol.id}, {name!r} under "
+                f"{report.protocol.id}: their scores are not comparable. Run both under one protocol"
+            )
+    scales = sorted({s for r in reports.values() for s in r.scales}, key=lambda scale: (abs(scale), scale))
+    references = {info.name: None for r in reports.values() for info in r.references}  # a set that keeps its order
+    rows = {
+        f"{name}: {book.name}": _cells(report, book.name, metric, split)
+        for name, report in reports.items()
+        for book in report.books
+    }
+    title = f"{_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
+    return f"{title}\n\n{_table([*_heads(scales), *map(_reference, references)], rows)}\n"
+
+
+def _heads(scales: Sequence[float]) -> list[str]:
+    return [f"λ = {_number(scale)}" for scale in scales]
+
+
+def _reference(name: str) -> str:
+    return name if name == UNNAMED else f"reference: {name}"
+
+
+def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
+    head = f"| {corner} | " + " | ".join(_escaped(column) for column in columns) + " |"
+    rule = "|---|" + "---|" * len(columns)
+    body = [
+        f"| {_escaped(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
+        for name, cells in rows.items()
+    ]
+    return "\n".join([head, rule, *body])
+
+
+def _escaped(name: str) -> str:
+    """A name of the caller's in a cell of a table."""
+    return name.replace("|", "\\|").replace("\n", " ")
+
+
+def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[str, str]:
+    wanted = (book, metric, split)
+    cells = {}
+    for score in report.scores:
+        if (score.book, score.metric, score.split) == wanted:
+            cells[_heads([score.scale])[0]] = _cell(score, METRICS[metric])
+    for other in report.reference_scores:
+        if (other.book, other.metric, other.split) == wanted:
+            cells[_reference(other.reference)] = _cell(other, METRICS[metric])
+    return cells
+
+
+def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
+    text = _interval(score.value, metric.digits)
+    if score.relative is not None:
+        text += f"<br>({_share(score.relative)})"
+    elif score.difference is not None and score.difference != Interval(0, 0, 0):
+        text += f"<br>({_interval(score.difference, metric.digits, sign=True)})"
+    return text
+
+
+def _interval(found: Interval, digits: int, sign: bool = False) -> str:
+    value = _number(found.value, digits, sign)
+    if found.low == found.high == found.value:  # nothing varies: every passage has this value
+        return value
+    return f"{value} [{_number(found.low, digits)}, {_number(found.high, digits)}]"
+
+
+def _share(change: Interval) -> str:
+    """A relative change: in percent, or as factors where one of the numbers is beyond tenfold."""
+    form = _factor if change.high >= 9 else _percent
+    if change.low == change.high == change.value:
+        return form(change.value)
+    return f"{form(change.value)} [{form(change.low)}, {form(change.high)}]"
+
+
+def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
+    form = "+" if sign else ""
+    if abs(value) >= 1e5:
+        digits, value = None, float(f"{value:.3g}")  # a broken model's perplexity
+    text = format(value, f"{form}g") if digits is None else format(value, f"{form}.{digits}f")
+    return text.replace("-", "−")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share + 0.0:+.2f} %".replace("-", "−")  # + 0.0: there is no −0 %
+
+
+def _factor(share: float) -> str:
+    factor = 1 + share
+    return f"×{factor:.0f}" if factor >= 1000 else f"×{factor:.3g}"
+
+
+def _choice(report: UnlearningReport) -> str:
+    choice = report.choice
+    if choice is None:
+        return "## The choice of λ\n\nNo book is marked as one to forget, so no λ is chosen."
+    lines = [
+        "## The choice of λ",
+        f"{choice.reason[0].upper()}{choice.reason[1:]}." if choice.reason[0] != "λ" else f"{choice.reason}.",
+    ]
+    if confirmed := choice.confirmation:
+        digits = METRICS[choice.metric].digits
+        kind = "paired difference" if confirmed.paired else "difference"
+        lines.append(
+            f"On the reporting half: {choice.metric} {_interval(confirmed.forget, digits)}, never-seen level "
+            f"{_number(confirmed.target, digits)}, {kind} {_interval(confirmed.difference, digits, sign=True)}."
+        )
+        for book, loss in confirmed.retain_losses.items():
+            ends = f"{_number(100 * loss.low, 1)}, {_number(100 * loss.high, 1)}"
+            lines.append(f"{book} lost {_number(100 * loss.value, 1)} % [{ends}] of its score there.")
+    source = "held-out text at λ=0, not from a model"
+    if choice.reference is not None:
+        named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
+        source = f"the reference model{named}, of which the caller says that it never saw the book"
+    what = "the whole interval" if choice.certain else "the mean"
+    lines.append(
+        f"The never-seen level comes from {source}; {what} must be at it or beyond; retained books may lose at most {choice.retain_bound:.0%}; "
+        f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
+    )
+    return "\n\n".join(lines)
+
+
+def _theory(theory: Theory) -> str:
+    pairs = "\n".join(f"- {line}" for line in theory.correlations)
+    head = "## What theory said\n\nTask correlation α̂, eq. (11) of Li et al. 2025, before anything was edited:"
+    return "\n\n".join([head, pairs, *theory.verdicts])
+
+
+def _membership(report: UnlearningReport) -> str:
+    rows: dict[str, dict[str, str]] = {}
+    for found in report.membership:
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = _interval(found.auc, 3)
+    note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
+    return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
+
+
+def _tests(report: UnlearningReport) -> str:
+    rows: dict[str, dict[str, str]] = {}
+    for test in report.tests:
+        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test)
+    metric = METRICS[report.tests[0].metric]
+    what = "grew its perplexity by a larger factor" if metric.geometric else f"lost a larger share of its {metric.name}"
+    unit = "the difference of the logarithms" if metric.geometric else "the difference in percentage points"
+    note = (
+        f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
+        "one-sided permutation test; on all seen passages."
+    )
+    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
+    confirmation = None if report.choice is None else report.choice.confirmation
+    if confirmation is not None and confirmation.tests:
+        parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")
+        parts.append("\n".join(f"- {t.first} > {t.second}: {_test(t, ', ')}" for t in confirmation.tests))
+    return "\n\n".join(parts)
+
+
+def _test(test: LossTest, between: str = "<br>") -> str:
+    d = test.difference
+    if METRICS[test.metric].geometric:
+        text = _interval(d, 3, sign=True)
+    else:
+        text = _interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)
+    return text + between + ("p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}")
+
+
+def _leaks(report: UnlearningReport) -> str:
+    leaks = report.leaks
+    if leaks.clean:
+        text = f"No answer of {leaks.checked} stands in a prompt, no held-out answer in the training text"
+    else:
+        text = (
+            f"By the protocol's design, {len(leaks.in_prompts)} of {leaks.checked} answers stand in a prompt "
+            f"and {len(leaks.in_training)} held-out ones in the training text"
+        )
+    out = f"; {report.left_out} passages were left out for leaking between books" if report.left_out else ""
+    return f"## Leaks\n\n{text} (runs of {leaks.run} words){out}."
+
+
+def _definitions(report: UnlearningReport) -> str:
+    rows = [
+        f"- `{m.name}` ({m.kind}; {'higher' if m.higher else 'lower'} means "
+        f"{'better remembered' if m.kind == 'memory' else 'healthier'}): {m.definition}."
+        for m in report.metrics
+    ]
+    return "## Definitions\n\n" + "\n".join(rows)

@@ -1,0 +1,323 @@
+"""The result of a sweep, as a value: every score with its interval, every text, and how they came about.
+
+`report.json` is this dataclass, field for field (`SCHEMA`, version `VERSION`):
+
+- `schema`, `version`: what the file is; the version goes up whenever a field changes its meaning.
+- `protocol`: the protocol's fields and hash; only reports with the same hash may share a table.
+- `model`, `edit`: fingerprints of the model at λ=0 and of the edit.
+- `references`: models to compare with, by the names that the caller gave them, with their fingerprints and
+  batch plans. λ is chosen against the first; that it never saw the forget books is the caller's word.
+- `scales`: the values of λ, 0 first.
+- `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition.
+- `books`: name, role, fingerprint, seed, and the number of passages in each split.
+- `leaks`, `left_out`: the leak check over all books together, and how many passages it left out.
+- `scores`: for each book, split, λ and metric the value, and the paired difference and relative change (a
+  fraction) against λ=0, each with its confidence interval.
+- `reference_scores`: the same for each reference model, compared with the model at λ=0.
+- `tests`: for each λ, on all seen passages, whether one book lost more than another: forget against retain,
+  aligned against retain, forget against aligned. The losses (shares of each book's score at λ=0), their
+  difference with its interval, and the p-value of a one-sided permutation test. See `losses.LossTest`.
+- `membership`: AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart).
+- `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
+  Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
+  whether that is `as_if_never_seen`, what the retained books lost, and the `tests` at the chosen λ.
+- `theory`: task correlations, the λ that theory recommends for them, and how good that was; null if nobody asked.
+- `passages`: prompt, true answer, and for each λ and each reference the output and all values.
+- `settings`: seed, level and number of resamples and permutations, the batch plan.
+- `versions`: of Python and the libraries.
+- `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
+"""
+
+import json
+import os
+import secrets
+import types
+import typing
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting.recommended_scale import Theory
+from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.scale_choice import Choice
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.texts.books import Role, Split
+from hf_taskvec.evaluation.texts.leaks import LeakReport
+from hf_taskvec.evaluation.texts.protocols import Protocol
+
+SCHEMA = "hf_taskvec/unlearning-report"
+VERSION = 3
+UNNAMED = "reference"  # the name of a reference model whose caller gave it none
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What a metric of the report means, and which way is up."""
+
+    name: str
+    kind: str
+    higher: bool
+    definition: str
+
+
+@dataclass(frozen=True)
+class BookInfo:
+    """A book of the report; `seen` and `held_out` count its passages."""
+
+    name: str
+    role: Role
+    fingerprint: str
+    seed: int
+    seen: int
+    held_out: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the report. `difference` and `relative` compare with λ=0 on the same passages."""
+
+    book: str
+    split: Split
+    scale: float
+    metric: str
+    n: int
+    value: Interval
+    difference: Interval | None
+    relative: Interval | None
+
+
+@dataclass(frozen=True)
+class ReferenceInfo:
+    """A model to compare with: its name in tables, its fingerprint, and the batches it was asked in."""
+
+    name: str
+    model: str
+    batch_size: int
+    plan: str
+
+
+@dataclass(frozen=True)
+class ReferenceScore:
+    """A score of a reference model. `difference` and `relative` compare it with λ=0 on the same passages."""
+
+    reference: str
+    book: str
+    split: Split
+    metric: str
+    n: int
+    value: Interval
+    difference: Interval
+    relative: Interval | None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How well Min-K % tells the seen passages of a book from its held-out ones."""
+
+    book: str
+    scale: float
+    auc: Interval
+
+
+@dataclass(frozen=True)
+class At:
+    """A passage at one λ."""
+
+    scale: float
+    output: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class AtReference:
+    """A passage asked of a reference model."""
+
+    reference: str
+    output: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PassageResult:
+    """A passage, what the model wrote after it at each λ, and what each reference model wrote."""
+
+    id: str
+    book: str
+    split: Split
+    prompt: str
+    answer: str
+    at: tuple[At, ...]
+    references: tuple[AtReference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the numbers were drawn, and the batch plan: which passages went through the model together."""
+
+    seed: int
+    resamples: int
+    level: float
+    permutations: int
+    batch_size: int
+    batches: int
+    plan: str
+    mixed_scales: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long it took, over the sweep and its references; `model_seconds` were spent inside the model."""
+
+    seconds: float
+    model_seconds: float
+    generated: int
+    reused: int
+    passages_per_second: float
+    processes: int
+    halved_batches: int
+
+
+@dataclass(frozen=True)
+class UnlearningReport:
+    """What was forgotten, what was kept, and how sure we are. Made by `sweep`; fields as in the module."""
+
+    protocol: Protocol
+    model: str
+    edit: str
+    references: tuple[ReferenceInfo, ...]
+    scales: tuple[float, ...]
+    metrics: tuple[MetricInfo, ...]
+    books: tuple[BookInfo, ...]
+    leaks: LeakReport
+    left_out: int
+    scores: tuple[Score, ...]
+    reference_scores: tuple[ReferenceScore, ...]
+    tests: tuple[LossTest, ...]
+    membership: tuple[Membership, ...]
+    choice: Choice | None
+    passages: tuple[PassageResult, ...]
+    settings: Settings
+    versions: dict[str, str]
+    timing: Timing
+    theory: Theory | None = None
+
+    def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
+        """The score of one book at one λ."""
+        for found in self.scores:
+            if (found.book, found.scale, found.metric, found.split) == (book, scale, metric, split):
+                return found
+        names = [info.name for info in self.books]
+        metrics = [info.name for info in self.metrics]
+        hint = did_you_mean(book, names) if book not in names else did_you_mean(metric, metrics)
+        raise MissingNameError(
+            f"the report has no {metric!r} of the {split} passages of {book!r} at λ={scale:g}.{hint} "
+            f"It has λ in {', '.join(f'{s:g}' for s in self.scales)} and the books {', '.join(names)}"
+        )
+
+    def test(self, first: str, second: str, scale: float | None = None) -> LossTest:
+        """Whether the book `first` lost more than `second` at one λ.
+
+        Without `scale` the answer is for the chosen λ, from the half of the passages that did not choose it.
+        """
+        confirmation = None if self.choice is None else self.choice.confirmation
+        if scale is None and confirmation is None:
+            raise BadValueError("no λ was chosen: say which one, as in report.test('forget', 'retain', -1)")
+        tests = self.tests if scale is not None or confirmation is None else confirmation.tests
+        for found in tests:
+            if (found.first, found.second) == (first, second) and scale in (None, found.scale):
+                return found
+        known = sorted({f"{test.first!r} against {test.second!r}" for test in tests})
+        raise MissingNameError(
+            f"the report has no test of {first!r} against {second!r}"
+            + (f" at λ={scale:g}" if scale is not None else " at the chosen λ")
+            + f"; it compares {', '.join(known) or 'nothing'}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `report.json` holds it."""
+        body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {"schema": SCHEMA, "version": VERSION, **body, "protocol": self.protocol.to_dict()}
+
+    def to_json(self) -> str:
+        """`report.json`: the same bytes for the same run, but for `timing`."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+    def to_markdown(self) -> str:
+        """The tables: λ across, books down, the relative drop in brackets, with intervals."""
+        from hf_taskvec.evaluation.reporting.tables import markdown
+
+        return markdown(self)
+
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write `report.json`, `report.md` and, with matplotlib, the plots as PNG and SVG; returns the files.
+
+        Each file appears under its name only when it is complete.
+        """
+        from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
+
+        folder = Path(folder)
+        ensure_writable(folder)
+        content = {"report.json": self.to_json().encode(), "report.md": self.to_markdown().encode()}
+        if plots:
+            from hf_taskvec.evaluation.reporting.plots import render
+
+            content |= render(self)
+        written = []
+        for name, data in content.items():
+            partial = folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+            partial.write_bytes(data)
+            partial.replace(folder / name)
+            written.append(folder / name)
+        return written
+
+    @classmethod
+    def load(cls, path: str | Path) -> "UnlearningReport":
+        """The report that `save` wrote: a `report.json`, or the folder that holds it."""
+        path = Path(path)
+        path = path / "report.json" if path.is_dir() else path
+        if not path.is_file():
+            raise MissingFileError(f"no report at {str(path)!r}; `UnlearningReport.save(folder)` writes one")
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), path.name)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CorruptFileError(f"{path.name} is damaged ({error}); run the sweep again") from error
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
+        """The report that `to_dict` described; `name` is what an error calls it."""
+        try:
+            if content["schema"] != SCHEMA or content["version"] != VERSION:
+                raise CorruptFileError(
+                    f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
+                    f"reads {SCHEMA!r} version {VERSION}"
+                )
+            report = _build(cls, {"theory": None, **content, "protocol": None})  # earlier reports have no theory
+            return replace(report, protocol=Protocol.from_dict(content["protocol"]))
+        except (KeyError, TypeError) as error:
+            raise CorruptFileError(f"{name} is damaged or no report ({error!r}); run the sweep again") from error
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """The inverse of `_plain`: plain JSON data as the declared type."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if value is None:
+        return None
+    if origin is types.UnionType:
+        return _build(next(option for option in inner if option is not types.NoneType), value)
+    if origin is tuple:
+        return tuple(_build(inner[0], item) for item in value)
+    if origin is dict:
+        return {key: _build(inner[1], item) for key, item in value.items()}
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)})  # type: ignore[operator]
+    return float(value) if kind is float else value

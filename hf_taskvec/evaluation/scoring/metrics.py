@@ -1,0 +1,222 @@
+"""What is measured on each passage. Every metric is a small function with a direction and a definition.
+
+`memory` metrics say how much of the book is still there; `health` metrics tell forgetting from breaking.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l, words
+from hf_taskvec.evaluation.texts.protocols import Protocol
+
+# MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
+MIN_K = 0.4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one passage gave: the texts, and the model's view of the true continuation.
+
+    Args:
+        output, answer (`str`): generated and true continuation.
+        log_probs (`tuple[float]`): of each token of the answer, given the true text before it.
+        hits (`tuple[bool]`): whether that token was the model's first choice.
+    """
+
+    output: str
+    answer: str
+    log_probs: tuple[float, ...]
+    hits: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A name, what it means, and which way is up.
+
+    `kind` is `"memory"` (the book is still there) or `"health"` (the model still works); `higher` says
+    whether a higher value means more of that. `geometric` metrics are averaged in the logarithm.
+    """
+
+    name: str
+    kind: Literal["memory", "health"]
+    higher: bool
+    definition: str
+    compute: Callable[[Outcome, Protocol], float]
+    geometric: bool = False
+    digits: int = 4
+    likelihood: bool = False  # needs the log-probabilities of the true continuation
+    ratio: bool = True  # has a true zero, so that a share of it means something
+
+
+def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
+    """Precision, recall and F1 by the protocol's scorer, before its `score_factor`."""
+    if protocol.scorer == "pypi_rouge_l":
+        return pypi_rouge_l(output, answer)
+    return rouge_l(output, answer, stemmer=protocol.scorer == "rouge_l_stemmed")
+
+
+def perplexity(log_probs: Sequence[float]) -> float:
+    """exp of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
+    return math.exp(min(-math.fsum(log_probs) / len(log_probs), 709.0))
+
+
+def distinct(output: str, n: int) -> float:
+    """The share of the n-grams of words that are different ones; 0 for a text with fewer than n words."""
+    found = words(output)
+    grams = list(zip(*(found[i:] for i in range(n)), strict=False))
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def repetition(output: str, n: int = 4) -> float:
+    """The share of the n-grams that repeat an earlier one; 0 for a text with fewer than n words."""
+    return 1 - distinct(output, n) if len(words(output)) >= n else 0.0
+
+
+def longest_run(output: str, answer: str) -> int:
+    """The most words in a row that stand in both texts, wherever they stand."""
+    left, right = words(output), words(answer)
+
+    def shared(n: int) -> bool:
+        return not _grams(left, n).isdisjoint(_grams(right, n))
+
+    # A shared run of n words holds shared runs of every smaller length: bisect.
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if shared(middle) else (low, middle - 1)
+    return low
+
+
+def _grams(found: list[str], n: int) -> set[tuple[str, ...]]:
+    return set(zip(*(found[i:] for i in range(n)), strict=False))
+
+
+def extraction_strength(hits: Sequence[bool]) -> float:
+    """1 − k/n for the shortest prefix k of the answer after which the model gets all the rest right.
+
+    As in open-unlearning, k never exceeds n − 1: an answer that is not extracted at all scores 1/n, not 0.
+    """
+    k = len(hits)
+    while k > 0 and hits[k - 1]:
+        k -= 1
+    return 1 - min(k, len(hits) - 1) / len(hits)
+
+
+def exact_memorisation(hits: Sequence[bool]) -> float:
+    """The share of the answer's tokens that the model, given the true ones before, puts first."""
+    return sum(hits) / len(hits)
+
+
+def min_k(log_probs: Sequence[float], share: float = MIN_K) -> float:
+    """The mean log-probability of the least likely tokens: high for text that the model knows."""
+    lowest = sorted(log_probs)[: max(1, int(len(log_probs) * share))]
+    return math.fsum(lowest) / len(lowest)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "rouge_l",
+            "memory",
+            True,
+            "F1 of the longest common subsequence of words, by the protocol's scorer",
+            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).fmeasure,
+        ),
+        Metric(
+            "rouge_l_precision",
+            "memory",
+            True,
+            "the share of the generated words in that subsequence",
+            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).precision,
+        ),
+        Metric(
+            "rouge_l_recall",
+            "memory",
+            True,
+            "the share of the true words in that subsequence",
+            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).recall,
+        ),
+        Metric(
+            "perplexity",
+            "memory",
+            False,
+            "exp of the mean negative log-likelihood of the true continuation's tokens, given the prompt; "
+            "geometric mean over passages. On retained books it measures health",
+            lambda o, p: perplexity(o.log_probs),
+            geometric=True,
+            digits=2,
+            likelihood=True,
+        ),
+        Metric(
+            "repetition",
+            "health",
+            False,
+            "the share of the output's 4-grams of words that repeat an earlier one",
+            lambda o, p: repetition(o.output),
+        ),
+        Metric(
+            "distinct_2",
+            "health",
+            True,
+            "different bigrams of words in the output, as a share of all",
+            lambda o, p: distinct(o.output, 2),
+        ),
+        Metric(
+            "empty",
+            "health",
+            False,
+            "1 if the output has no word, else 0",
+            lambda o, p: float(not words(o.output)),
+        ),
+        Metric(
+            "longest_run",
+            "memory",
+            True,
+            "the most words in a row that output and true continuation share",
+            lambda o, p: float(longest_run(o.output, o.answer)),
+            digits=2,
+        ),
+        Metric(
+            "extraction_strength",
+            "memory",
+            True,
+            "1 − k/n, k the shortest true prefix of the continuation after which every token is the model's "
+            "first choice (k ≤ n − 1, as in open-unlearning)",
+            lambda o, p: extraction_strength(o.hits),
+            likelihood=True,
+        ),
+        Metric(
+            "exact_memorisation",
+            "memory",
+            True,
+            "the share of the true continuation's tokens that are the model's first choice",
+            lambda o, p: exact_memorisation(o.hits),
+            likelihood=True,
+        ),
+        Metric(
+            "min_k",
+            "memory",
+            True,
+            f"Min-K %: mean log-probability of the {MIN_K:.0%} least likely tokens of the true continuation",
+            lambda o, p: min_k(o.log_probs),
+            likelihood=True,
+            ratio=False,
+        ),
+    )
+}
+
+
+def measure(outcome: Outcome, protocol: Protocol) -> dict[str, float]:
+    """Every metric of one passage; without log-probabilities, those that need none."""
+    score = score_text(outcome.output, outcome.answer, protocol)
+    # One comparison of the texts serves all three: it is the costly part.
+    found = {
+        "rouge_l": protocol.score_factor * score.fmeasure,
+        "rouge_l_precision": protocol.score_factor * score.precision,
+        "rouge_l_recall": protocol.score_factor * score.recall,
+    }
+    rest = [m for m in METRICS.values() if m.name not in found and (outcome.log_probs or not m.likelihood)]
+    return found | {metric.name: metric.compute(outcome, protocol) for metric in rest}

@@ -1,0 +1,301 @@
+"""The sweep: a model, an edit, some λ and some books → an `UnlearningReport`."""
+
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec._version import __version__
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting import summary
+from hf_taskvec.evaluation.reporting.unlearning_report import (
+    UNNAMED,
+    At,
+    AtReference,
+    BookInfo,
+    MetricInfo,
+    PassageResult,
+    ReferenceInfo,
+    Settings,
+    Timing,
+    UnlearningReport,
+)
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, Outcome, measure
+from hf_taskvec.evaluation.scoring.statistics import Draws
+from hf_taskvec.evaluation.texts import protocols
+from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.leaks import check_leaks, without_leaks
+from hf_taskvec.evaluation.texts.passages import Passage, find_passages
+
+if TYPE_CHECKING:
+    from hf_taskvec.evaluation.asking.asking import Asked, Edit
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
+
+
+def sweep(
+    model: Any,
+    edit: "Edit | None",
+    scales: Sequence[float],
+    books: Book | Sequence[Book],
+    protocol: "str | protocols.Protocol | None" = None,
+    *,
+    tokenizer: Any = None,
+    reference: Any = None,
+    output: str | Path | None = None,
+    store: str | Path | None = None,
+    batch_size: int | None = None,
+    likelihood: bool = True,
+    metric: str = "rouge_l",
+    margin: float = 0.03,
+    retain_bound: float = 0.1,
+    certain: bool = False,
+    resamples: int = 2000,
+    level: float = 0.95,
+    permutations: int = 10_000,
+    seed: int = 0,
+    log_with: Any = None,
+) -> UnlearningReport:
+    """An `UnlearningReport`: what each λ made the model forget and keep, with intervals, and which λ to take.
+
+    Under `accelerate launch` every process calls this with the same arguments: the work is shared, the
+    report is the same on all of them and for any number of them. Afterwards the edit stands at λ=0.
+
+    Args:
+        model: a causal language model as transformers or PEFT gives it, on its device(s).
+        edit: has a `fingerprint` and `set_scale(λ)`; if it also has `set_row_scales(list of λ)`, all λ go
+            through the model together. `None` leaves the model as it is: a control.
+        scales: the values of λ. 0 is added if it is missing: all drops are against it.
+        books: their roles say what is to be forgotten and what kept.
+        protocol: a name or a `Protocol`; ours by default.
+        tokenizer: of the model; loaded from where the model came from without it.
+        reference: a model that never saw the forget books, if there is one; or several models under the
+            names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is chosen
+            against the first. They share the tokenizer.
+        output: folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
+        store: folder of finished passages; an interrupted sweep continues from it.
+        batch_size: rows in one batch; found automatically without it.
+        likelihood: also measure the likelihood of the true continuations (perplexity, Min-K %, extraction
+            strength, exact memorisation). Without it only texts are generated.
+        metric: the memory metric by which λ is chosen.
+        margin: "as if never seen" means within ± this of the never-seen score, in units of a score from 0
+            to 1.
+        retain_bound: the share of its score that a retained book may lose.
+        certain: take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known
+            than to a model that never saw it; by default the mean decides.
+        resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
+        log_with: trackers, passed through to accelerate.
+    """
+    from hf_taskvec.evaluation.asking.asking import NoEdit, ask, processes
+    from hf_taskvec.evaluation.asking.finished_passages import Store, ensure_writable
+    from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
+
+    begin = time.perf_counter()
+    state = processes()
+    protocol = protocols.get(protocol)
+    books = (books,) if isinstance(books, Book) else tuple(books)
+    scales = _checked_scales(scales)
+    draws = Draws(resamples, level, permutations, seed)
+    decisive = _decisive(metric, likelihood, margin)
+    others = _references(reference)
+    edit = NoEdit() if edit is None else _checked_edit(edit)
+    _check_books(books)
+    if output is not None:
+        ensure_writable(Path(output))
+        ensure_matplotlib()
+    tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
+    passages, left_out = _passages(books, protocol, tokenizer)
+    leaks = check_leaks(passages, [book.training_text for book in books])
+    kept = Store(store if store is not None else Path(output) / "store" if output is not None else None)
+    asking = partial(
+        ask,
+        passages=passages,
+        protocol=protocol,
+        tokenizer=tokenizer,
+        store=kept,
+        batch_size=batch_size,
+        likelihood=likelihood,
+    )
+    edit.set_scale(0.0)
+    try:
+        own = asking(model, edit, scales, label="batches")
+    finally:
+        edit.set_scale(0.0)
+    compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
+
+    results = _results(own, scales, compared, protocol, likelihood)
+    values = summary.Values(results, scales, tuple(compared))
+    infos = tuple(
+        BookInfo(
+            book.name,
+            book.role,
+            book.fingerprint,
+            book.seed,
+            len(values.ids(book.name, "seen")),
+            len(values.ids(book.name, "held_out")),
+        )
+        for book in books
+    )
+    factor = protocol.score_factor if metric.startswith("rouge") else 1.0
+    works = [own.work, *(asked.work for asked in compared.values())]
+    generated = sum(work.generated for work in works)
+    report = UnlearningReport(
+        protocol=protocol,
+        model=own.fingerprint,
+        edit=edit.fingerprint,
+        references=tuple(
+            ReferenceInfo(name, asked.fingerprint, asked.work.plan.batch_size, asked.work.plan.hash)
+            for name, asked in compared.items()
+        ),
+        scales=scales,
+        metrics=tuple(MetricInfo(m.name, m.kind, m.higher, m.definition) for m in values.metrics),
+        books=infos,
+        leaks=leaks,
+        left_out=left_out,
+        scores=summary.all_scores(values, infos, draws),
+        reference_scores=summary.reference_scores(values, infos, draws),
+        tests=summary.all_loss_tests(values, infos, decisive, draws),
+        membership=summary.memberships(values, infos, draws),
+        choice=summary.choose_scale(
+            values,
+            infos,
+            decisive,
+            margin=margin * factor,
+            retain_bound=retain_bound,
+            certain=certain,
+            draws=draws,
+        ),
+        passages=results,
+        settings=Settings(
+            seed=seed,
+            resamples=resamples,
+            level=level,
+            permutations=permutations,
+            batch_size=own.work.plan.batch_size,
+            batches=len(own.work.plan.batches),
+            plan=own.work.plan.hash,
+            mixed_scales=own.work.plan.mixed,
+        ),
+        versions=_versions(),
+        timing=Timing(
+            seconds=time.perf_counter() - begin,
+            model_seconds=sum(work.model_seconds for work in works),
+            generated=generated,
+            reused=sum(len(work.rows) for work in works) - generated,
+            passages_per_second=generated / sum(work.seconds for work in works),
+            processes=state.num_processes,
+            halved_batches=sum(work.halvings for work in works),
+        ),
+    )
+    if output is not None and state.is_main_process:
+        report.save(output)
+    if log_with is not None:
+        _track(report, log_with, output)
+    state.wait_for_everyone()
+    return report
+
+
+def _versions() -> dict[str, str]:
+    ours = {"hf_taskvec": __version__, "python": platform.python_version()}
+    return ours | {name: version(name) for name in _PACKAGES}
+
+
+def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
+    found = [float(scale) + 0.0 for scale in scales]
+    wrong = [scale for scale in found if not math.isfinite(scale)]
+    if wrong:
+        raise BadValueError(f"λ={wrong[0]} is not a finite number")
+    return tuple(sorted({0.0, *found}, key=lambda scale: (abs(scale), scale)))
+
+
+def _check_books(books: Sequence[Book]) -> None:
+    if not books:
+        raise BadValueError("a sweep needs at least one book; see load_book")
+    names = [book.name for book in books]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
+
+
+def _passages(books: Sequence[Book], protocol: protocols.Protocol, tokenizer: Any) -> tuple[tuple[Passage, ...], int]:
+    """The passages of all books; under a leak-free protocol also free of leaks between the books."""
+    found = tuple(passage for book in books for passage in find_passages(book, protocol, tokenizer))
+    if not protocol.leak_free or len(books) == 1:  # within a book, find_passages has seen to it
+        return found, 0
+    return without_leaks(found, [book.training_text for book in books])
+
+
+def _decisive(metric: str, likelihood: bool, margin: float) -> Metric:
+    """The metric that chooses λ, if it can."""
+    if metric not in METRICS or METRICS[metric].kind != "memory":
+        memory = [name for name, m in METRICS.items() if m.kind == "memory"]
+        raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
+    if not METRICS[metric].ratio:
+        raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
+    if METRICS[metric].likelihood and not likelihood:
+        raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
+    if not margin >= 0:
+        raise BadValueError(f"margin={margin} must be 0 or more: it is a distance from the never-seen score")
+    return METRICS[metric]
+
+
+def _references(reference: Any) -> dict[str, Any]:
+    if reference is None:
+        return {}
+    return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
+
+
+def _checked_edit(edit: Any) -> "Edit":
+    from hf_taskvec.evaluation.asking.asking import Edit
+
+    if not isinstance(edit, Edit):
+        raise BadValueError(
+            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(edit).__name__} lacks; "
+            "a task vector gives one: vector.edit(model)"
+        )
+    return edit
+
+
+def _tokenizer(model: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    source = model.config._name_or_path
+    if not source:
+        raise BadValueError("the model does not say where it came from; pass its tokenizer=")
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _results(
+    own: "Asked", scales: Sequence[float], others: "Mapping[str, Asked]", protocol: protocols.Protocol, likelihood: bool
+) -> tuple[PassageResult, ...]:
+    from hf_taskvec.evaluation.asking.batch_plan import Row
+
+    def answer(asked: "Asked", scale: float, i: int) -> tuple[str, dict[str, float]]:
+        found, task = asked.work.rows[Row(scale, i)], asked.tasks[i]
+        # A store may know more than was asked for; the report holds the same metrics for every passage.
+        views = (found.log_probs, found.hits) if likelihood else ((), ())
+        return found.text, measure(Outcome(found.text, task.passage.answer, *views), protocol)
+
+    results = []
+    for i, p in enumerate(task.passage for task in own.tasks):
+        at = tuple(At(scale, *answer(own, scale, i)) for scale in scales)
+        beside = tuple(AtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
+        results.append(PassageResult(p.id, p.book, p.split, p.prompt, p.answer, at, beside))
+    return tuple(results)
+
+
+def _track(report: UnlearningReport, log_with: Any, output: str | Path | None) -> None:
+    """Hand the scores to accelerate's trackers: one step for each λ, in the order of the report."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(log_with=log_with, project_dir=None if output is None else str(output))
+    accelerator.init_trackers("hf_taskvec")
+    for step, scale in enumerate(report.scales):
+        here = [score for score in report.scores if score.scale == scale]
+        values = {f"{s.book}/{s.split}/{s.metric}": s.value.value for s in here}
+        accelerator.log({"scale": scale, **values}, step=step)
+    accelerator.end_training()

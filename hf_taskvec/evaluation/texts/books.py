@@ -1,0 +1,260 @@
+"""Books: loaded from anywhere, cleaned, and split into what may be trained on and what is held out."""
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.texts import cleaning
+
+if TYPE_CHECKING:
+    import datasets
+
+    from hf_taskvec.evaluation.texts.protocols import Protocol
+
+Split = Literal["seen", "held_out"]
+Role = Literal["forget", "aligned", "retain"]
+SPLITS: tuple[Split, Split] = ("seen", "held_out")
+ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
+# The column pairs of ready-made data sets: MUSE's verbatim and knowledge sets, and the usual alternatives.
+_PAIR_COLUMNS = (("prompt", "gt"), ("question", "answer"), ("prompt", "answer"), ("prompt", "completion"))
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter or block of the text, and whether a model may be trained on it."""
+
+    start: int
+    end: int
+    split: Split
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A ready-made prompt and its answer."""
+
+    prompt: str
+    answer: str
+    split: Split
+
+
+@dataclass(frozen=True)
+class Book:
+    """A book ready for evaluation; made by `load_book`.
+
+    `role` says what the sweep expects of it: `"forget"` should fall to the level of a model that never saw
+    it, `"retain"` should stay, `"aligned"` (same author, say) is reported but not held against an edit.
+    """
+
+    name: str
+    text: str = field(repr=False)
+    sections: tuple[Section, ...] = field(repr=False)
+    role: Role = "retain"
+    pairs: tuple[Pair, ...] = field(default=(), repr=False)
+    seed: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the clean text, its split and its pairs: what the book *is*, not where it was."""
+        return hashlib.sha256(repr((self.text, self.sections, self.pairs)).encode()).hexdigest()
+
+    @property
+    def training_text(self) -> str:
+        """The seen sections, in order: all that a model may be trained on."""
+        return "\n\n".join(self._runs())
+
+    def passages(self, protocol: "str | Protocol | None" = None, tokenizer: Any = None) -> "datasets.Dataset":
+        """The prompts and true continuations of both splits, as a `datasets.Dataset`.
+
+        Its columns are `id`, `book`, `split`, `prompt`, `gap` (the white space between the two) and `answer`.
+
+        Args:
+            protocol (`str` or `Protocol`, *optional*): ours by default.
+            tokenizer (*optional*): needed by protocols that count tokens.
+        """
+        from dataclasses import asdict
+
+        import datasets
+
+        from hf_taskvec.evaluation.texts.passages import find_passages
+
+        return datasets.Dataset.from_list([asdict(p) for p in find_passages(self, protocol, tokenizer)])
+
+    def training_blocks(self, tokenizer: Any, length: int, stride: int | None = None) -> "datasets.Dataset":
+        """The seen text as blocks of exactly `length` tokens, ready for a causal-language-model trainer.
+
+        Its columns are `input_ids`, `attention_mask` and `labels`. Sections that do not follow one another in
+        the book are separated by the tokenizer's end token; the last, incomplete block is left out.
+
+        Args:
+            tokenizer: of the model.
+            length (`int`): of each block.
+            stride (`int`, *optional*): tokens from the start of one block to that of the next; `length` without
+                it. A smaller one gives overlapping blocks, so that each sentence is also learnt in its context.
+        """
+        import datasets
+
+        if length < 2:
+            raise BadValueError(f"training blocks of length={length} hold nothing to predict; use at least 2")
+        step = length if stride is None else stride
+        if not 1 <= step <= length:
+            raise BadValueError(
+                f"stride={stride} must lie between 1 and the blocks' length={length}: no token is left out"
+            )
+        stream: list[int] = []
+        for run in self._runs():
+            # The whole run is longer than any context by design: no warning about that.
+            stream += tokenizer(run, verbose=False)["input_ids"]
+            if tokenizer.eos_token_id is not None and stream[-1] != tokenizer.eos_token_id:
+                stream.append(tokenizer.eos_token_id)
+        blocks = [stream[i : i + length] for i in range(0, len(stream) - length + 1, step)]
+        if not blocks:
+            raise BadValueError(
+                f"book {self.name!r} has {len(stream)} tokens of seen text, less than one block of "
+                f"length={length}; use a smaller length or a longer book"
+            )
+        return datasets.Dataset.from_dict(
+            {"input_ids": blocks, "attention_mask": [[1] * length for _ in blocks], "labels": blocks}
+        )
+
+    def _runs(self) -> list[str]:
+        """The text of the seen sections, those that follow one another joined."""
+        runs: list[list[int]] = []
+        for before, section in zip((None, *self.sections), self.sections, strict=False):
+            if section.split == "seen":
+                if before is not None and before.split == "seen":
+                    runs[-1][1] = section.end
+                else:
+                    runs.append([section.start, section.end])
+        return [self.text[start:end].strip() for start, end in runs]
+
+
+def load_book(
+    source: "str | Path | datasets.Dataset",
+    name: str | None = None,
+    *,
+    role: Role = "retain",
+    split_by: Literal["blocks", "chapters"] = "blocks",
+    block_words: int = 1000,
+    held_out: float = 0.3,
+    seed: int = 0,
+    encoding: str | None = None,
+    config: str | None = None,
+    split: str = "train",
+    pairs_are: Split = "seen",
+) -> Book:
+    """A `Book` from a text file, a folder of text files, a `datasets.Dataset` or a data set on the Hub.
+
+    Args:
+        source: a `.txt` file; a folder (its `.txt` files in order of name, or what `Dataset.save_to_disk`
+            wrote); a data set with a `text` column, or with ready-made pairs in MUSE's columns
+            (`prompt`/`gt`, `question`/`answer`); or the id of such a data set on the Hub, also `id@revision`.
+        name (`str`, *optional*): what tables call the book; the file's name without one.
+        role (`"forget"`, `"aligned"` or `"retain"`): what an edit is meant to do to it.
+        split_by (`"blocks"` or `"chapters"`): what is seen or held out as a whole. Both end with a sentence.
+        block_words (`int`): the length of a block, about.
+        held_out (`float`): the share of the sections that is held out.
+        seed (`int`): of the choice of held-out sections.
+        encoding (`str`, *optional*): of the files; detected without it.
+        config, split (`str`): the configuration and the split of a data set on the Hub.
+        pairs_are (`"seen"` or `"held_out"`): what ready-made pairs are to the model.
+    """
+    if role not in ROLES:
+        hint = did_you_mean(role, ROLES)
+        raise MissingNameError(f"no role {role!r}.{hint} A book's role is one of {', '.join(ROLES)}")
+    if not 0 < held_out < 1:
+        raise BadValueError(f"held_out={held_out} must lie between 0 and 1: both splits are evaluated")
+    label, raw, pairs = _read(source, encoding, config, split)
+    label = name or label
+    if pairs:
+        found = tuple(Pair(prompt, answer, pairs_are) for prompt, answer in pairs)
+        return Book(label, "", (), role, found, seed)
+    text = cleaning.mend(cleaning.strip_gutenberg(raw))
+    if not text:
+        raise BadValueError(f"book {label!r} is empty; check the source for text beside the Gutenberg licence")
+    spans = cleaning.chapters(text) if split_by == "chapters" else _blocks(text, block_words)
+    if len(spans) < 2:
+        remedy = "use a smaller block_words or more text"
+        if split_by == "chapters":
+            remedy = "split_by='blocks' needs no headings"
+        raise BadValueError(
+            f"book {label!r} is too short to split: {len(spans)} {split_by[:-1]}(s) in "
+            f"{len(text.split())} words; {remedy}"
+        )
+    away = max(1, min(len(spans) - 1, round(held_out * len(spans))))
+    chosen = set(random.Random(f"{seed}/split").sample(range(len(spans)), away))
+    sections = tuple(Section(start, end, "held_out" if i in chosen else "seen") for i, (start, end) in enumerate(spans))
+    return Book(label, text, sections, role, (), seed)
+
+
+def _blocks(text: str, size: int) -> list[cleaning.Span]:
+    """Blocks of whole sentences with about `size` words each; a short rest joins the last block."""
+    spans: list[cleaning.Span] = []
+    begin, count = 0, 0
+    for start, end in cleaning.sentences(text):
+        if count == 0:
+            begin = start
+        count += len(text[start:end].split())
+        if count >= size:
+            spans.append((begin, end))
+            count = 0
+    if count:
+        if spans and count < size / 2:
+            spans[-1] = (spans[-1][0], len(text))
+        else:
+            spans.append((begin, len(text)))
+    return spans
+
+
+def _read(
+    source: "str | Path | datasets.Dataset", encoding: str | None, config: str | None, split: str
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """A name for the book, its raw text, and its ready-made pairs (one of the two is empty)."""
+    if not isinstance(source, str | Path):
+        return _read_dataset(source, "book")
+    path = Path(source)
+    if path.is_file():
+        return path.stem, cleaning.decode(path.read_bytes(), path.name, encoding), []
+    if path.is_dir():
+        if (path / "dataset_info.json").is_file():
+            import datasets
+
+            return _read_dataset(datasets.load_from_disk(str(path)), path.name)
+        files = sorted(path.glob("*.txt"))
+        if not files:
+            raise MissingFileError(f"the folder {path.name!r} holds no .txt file and no saved data set")
+        cleaned = (cleaning.strip_gutenberg(cleaning.decode(f.read_bytes(), f.name, encoding)) for f in files)
+        return path.name, "\n\n".join(cleaned), []
+    name, _, revision = str(source).partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.suffix == ".txt":
+        raise MissingFileError(f"no book at {str(source)!r}: it is neither a file, a folder nor the id of a data set")
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(name, config, split=split, revision=revision or None)
+    except (FileNotFoundError, ConnectionError, ValueError) as error:
+        raise MissingFileError(f"no book at {str(source)!r}, here or on the Hub (split {split!r}): {error}") from error
+    return _read_dataset(loaded, name.split("/")[-1])
+
+
+def _read_dataset(dataset: "datasets.Dataset", name: str) -> tuple[str, str, list[tuple[str, str]]]:
+    import datasets
+
+    if not isinstance(dataset, datasets.Dataset):
+        raise BadValueError(f"a book is one datasets.Dataset, not a {type(dataset).__name__}; choose a split of it")
+    columns = dataset.column_names
+    for prompt, answer in _PAIR_COLUMNS:
+        if prompt in columns and answer in columns:
+            pairs = list(zip(dataset[prompt], dataset[answer], strict=True))
+            if not pairs:
+                raise BadValueError(f"book {name!r} is empty: its data set has no rows")
+            return name, "", pairs
+    if "text" not in columns:
+        raise MissingNameError(
+            f"book {name!r}: the data set has the columns {', '.join(columns)}; a book needs `text`, "
+            f"or a pair such as {' / '.join(_PAIR_COLUMNS[0])}"
+        )
+    return name, "\n\n".join(dataset["text"]), []

@@ -1,0 +1,79 @@
+"""The leak check: does an answer stand in some prompt, or a held-out answer in the training text?
+
+Ours must be free of leaks, and passages that are not are left out. For the protocols of others the check
+reports what leaks by their design.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hf_taskvec.evaluation.scoring.rouge import words
+from hf_taskvec.evaluation.texts.passages import Passage
+
+# A run of so many words, equal but for case and punctuation, counts as the answer (or a telling part of it).
+RUN = 12
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """Which answers stand where they should not, by passage id. `clean` if none does."""
+
+    checked: int
+    run: int
+    in_prompts: tuple[str, ...]
+    in_training: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.in_prompts and not self.in_training
+
+
+def check_leaks(passages: Sequence[Passage], training_texts: Iterable[str] = (), run: int = RUN) -> LeakReport:
+    """A `LeakReport`: which answers leak into a prompt, and which held-out answers into the training text.
+
+    An answer leaks where `run` of its words in a row (all of them, if it is shorter) stand.
+    """
+    prompts = _Index(passage.prompt for passage in passages)
+    training = _Index(training_texts)
+    return LeakReport(
+        checked=len(passages),
+        run=run,
+        in_prompts=tuple(p.id for p in passages if prompts.holds_part_of(p.answer, run)),
+        in_training=tuple(p.id for p in passages if p.split == "held_out" and training.holds_part_of(p.answer, run)),
+    )
+
+
+def without_leaks(
+    passages: Sequence[Passage], training_texts: Iterable[str] = (), run: int = RUN
+) -> tuple[tuple[Passage, ...], int]:
+    """The passages whose answers leak nowhere, and how many were left out."""
+    prompts = _Index(passage.prompt for passage in passages)
+    training = _Index(training_texts)
+    kept = tuple(
+        p
+        for p in passages
+        if not prompts.holds_part_of(p.answer, run)
+        and not (p.split == "held_out" and training.holds_part_of(p.answer, run))
+    )
+    return kept, len(passages) - len(kept)
+
+
+class _Index:
+    """The runs of words of some texts, for each length that is asked for."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = [words(text) for text in texts]
+        self._runs: dict[int, set[tuple[str, ...]]] = {}
+
+    def holds_part_of(self, answer: str, run: int) -> bool:
+        found = words(answer)
+        size = min(run, len(found))
+        if size == 0:
+            return True  # an answer without words (a row of asterisks) stands everywhere
+        if size not in self._runs:
+            self._runs[size] = {gram for text in self._texts for gram in _grams(text, size)}
+        return any(gram in self._runs[size] for gram in _grams(found, size))
+
+
+def _grams(found: list[str], size: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(found[i:] for i in range(size)), strict=False)

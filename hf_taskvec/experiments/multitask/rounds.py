@@ -1,0 +1,317 @@
+"""The loop: fine-tune every task from a shared model, merge what each has learnt into it, and so on.
+
+Merging means adding a combination of the round's updates δ_t = θ_t − θ̄ to the shared model θ̄:
+
+- MIMA: their mean, which makes θ̄ the average of the task models (eq. 4 of the MIMA paper); one round is plain averaging.
+- ATM: their sum, times a factor (https://arxiv.org/abs/2411.03055).
+- Any other rule of `combine`. One that draws at random draws anew in each round.
+
+Tasks are spread over processes: task i belongs to process i modulo their number, which alone needs its data.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
+from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace, cosines
+from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mine, meet, same_everywhere
+from hf_taskvec.experiments.multitask.worker import Weights, Worker
+from hf_taskvec.merging import combine
+from hf_taskvec.merging.combining import combine_parameter, layer_count
+from hf_taskvec.merging.rules_by_name import find_rule
+from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
+from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
+from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.token_blocks import Blocks, mix, read_blocks
+from hf_taskvec.training.trained_model import open_base
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel
+
+STATE = "rounds.safetensors"
+TRACE = "trace.json"
+TASKS = "tasks"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to learn.
+
+    Args:
+        name: of its folder, and in tables.
+        blocks: what to train on. A process that does not own the task need not have them.
+    """
+
+    name: str
+    blocks: "datasets.Dataset | None" = field(repr=False, default=None)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How a round's updates become one.
+
+    Args:
+        rule: a merging rule, by its name.
+        scale: what the merged update is multiplied by.
+        options: of the rule.
+    """
+
+    rule: str = "mean"
+    scale: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_rounds(
+    base: "str | Path | PreTrainedModel",
+    tasks: Sequence[Task],
+    settings: TrainingSettings,
+    folder: str | Path,
+    *,
+    rounds: int,
+    steps_per_round: int,
+    merge: Merge | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> Trace:
+    """Train all tasks in rounds. The folder then holds the trace, and in `tasks` the last vector of each.
+
+    Under `accelerate launch` every process calls this. The learning rate's schedule spans all rounds, and a task's data
+    goes on where the last round left it; AdamW starts anew in each. After every round the shared weights and the trace
+    are saved: called again, an interrupted run continues after its last complete round, and a finished one is not
+    repeated.
+
+    Args:
+        base: θ_0.
+        tasks: two or more, with different names.
+        settings: of the training. `epochs` has no meaning here.
+        folder: for the results, on a disk that all processes see.
+        rounds: how many.
+        steps_per_round: of the optimiser, for each task.
+        merge: the mean by default.
+        overwrite: start anew, whatever rounds the folder holds.
+        progress: show progress bars; by default on a terminal.
+    """
+    merge = merge or Merge()
+    folder = Path(folder)
+    _check(tasks, rounds, steps_per_round, merge)
+    accelerator = make_accelerator()
+    check_accelerator(accelerator)
+    source = open_base(base)
+    owned = [number for number in range(len(tasks)) if is_mine(number)]
+    blocks = together(accelerator, lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
+    precision = resolve_precision(settings, accelerator)
+    longest = max((each.length for each in blocks.values()), default=2)
+    together(accelerator, lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
+    worker = Worker(source, settings, precision)
+    data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
+    key = _key(
+        model_fingerprint(worker.model),
+        [task.name for task in tasks],
+        data,
+        asdict(settings),
+        precision,
+        steps_per_round * rounds,
+        steps_per_round,
+        merge,
+    )
+    if not same_everywhere([key]):
+        raise BadValueError("the base differs between processes: load the same model in each of them.")
+    run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
+    if overwrite:
+        together(accelerator, partial(_forget, folder), main_only=True)
+    center, trace = together(accelerator, lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
+    if trace.rounds:  # a run that was stopped between its two files has but the first of them
+        together(accelerator, partial(trace.save, folder / TRACE), main_only=True)
+    for number in range(len(trace.rounds), rounds):
+        # A task that fails in one process fails in all: none waits for its weights.
+        tuned, losses = together(accelerator, partial(run.tune, center, number, folder, base)) or ({}, {})
+        center, found = run.merge_updates(center, tuned, number)
+        means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
+        done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
+        trace = Trace(trace.tasks, (*trace.rounds, done))
+        save = partial(_save_state, folder, key, center, trace)
+        together(accelerator, save, main_only=True)
+    worker.put(center)
+    return trace
+
+
+def check_rounds_memory(config: Any, settings: TrainingSettings, block_length: int, tasks: int) -> None:
+    """Refuse rounds of so many tasks that do not fit into memory, by an estimate."""
+    accelerator = make_accelerator()
+    count, device = accelerator.num_processes, accelerator.device
+    precision = resolve_precision(settings, accelerator)
+    training = estimate_memory(config, settings, block_length, precision=precision)
+    # Beside the training of its last task a process holds θ_0, the shared weights and those of its other tasks, on the
+    # CPU. (When they are merged there is one more, but no longer an optimiser.) A copy is as large as the gradients.
+    held = MemoryEstimate((1 + -(-tasks // count)) * training.gradients, 0, 0, 0)
+    if device.type == "cpu":
+        check_memory(replace(training, weights=training.weights + held.weights), device, sharing=count)
+    else:
+        check_memory(training, device)
+        check_memory(held, torch.device("cpu"), sharing=count)
+
+
+def _read(task: Task, vocabulary: int, context: int | None) -> Blocks:
+    """A task's blocks, checked."""
+    if task.blocks is None:
+        raise BadValueError(f"the task {task.name!r} belongs to this process, which has no data for it.")
+    return read_blocks(task.blocks, vocabulary, context)
+
+
+def _check(tasks: Sequence[Task], rounds: int, steps: int, merge: Merge) -> None:
+    names = [task.name for task in tasks]
+    if len(tasks) < 2:
+        raise BadValueError(f"there {'is one task' if tasks else 'are no tasks'}: merging takes at least two.")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise BadValueError(f"two tasks are called {twice!r}. Give each a name of its own.")
+    wrong = next((name for name in names if not name or Path(name).name != name), None)
+    if wrong is not None:
+        raise BadValueError(f"a task cannot be called {wrong!r}: its name is that of a folder.")
+    for name, value in (("rounds", rounds), ("steps_per_round", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadValueError(f"{name}={value!r} must be a whole number of at least 1.")
+    # Bad options are found here, before any training.
+    trial = [TaskVector.from_tensors({"layers.0.w": torch.ones(2, 2)}, name=name) for name in names]
+    combine(trial, merge.rule, **merge.options) * merge.scale
+
+
+@dataclass(frozen=True)
+class _Run:
+    worker: Worker
+    tasks: tuple[Task, ...]
+    blocks: Mapping[int, Blocks]
+    merge: Merge
+    steps: int
+    rounds: int
+    progress: bool | None
+
+    def tune(
+        self, center: Weights, number: int, folder: Path, base: Any
+    ) -> tuple[dict[int, Weights], dict[int, list[float]]]:
+        """One round of this process's tasks: their weights and losses. After the last one their vectors are saved."""
+        worker, done, total = self.worker, number * self.steps, self.rounds * self.steps
+        tuned, losses = {}, {}
+        for task, blocks in self.blocks.items():
+            worker.put(center)
+            seed = mix(worker.settings.seed, task)
+            losses[task] = worker.train(blocks, seed, done, done + self.steps, total, self.progress)
+            tuned[task] = worker.take()
+            if number + 1 == self.rounds:
+                name = self.tasks[task].name
+                worker.vector(base, name).save(folder / TASKS / name, overwrite=True)
+        return tuned, losses
+
+    def options(self, number: int) -> dict[str, Any]:
+        """The rule's options in a round: a rule that draws at random gets a seed of the run and the round."""
+        given = dict(self.merge.options)
+        if "seed" in find_rule(self.merge.rule).options:
+            given["seed"] = mix(self.worker.settings.seed, number, int(given.get("seed", 0)))
+        return given
+
+    def merge_updates(
+        self, center: Weights, tuned: Mapping[int, Weights], number: int
+    ) -> tuple[Weights, dict[str, Any]]:
+        """The shared weights after a round, and the geometry of what was merged: one unit after the other.
+
+        No more than one unit of all tasks is held beside the weights of the process's own tasks.
+        """
+        worker, count = self.worker, len(self.tasks)
+        after: Weights = {}
+        task_gram, update_gram = (torch.zeros(count, count, dtype=torch.float64) for _ in range(2))
+        lost = whole = 0.0
+        labels = [task.name for task in self.tasks]
+        layers, options = layer_count(worker.units), self.options(number)
+        for unit, names in worker.units.items():
+            rows = [meet({task: weights[n] for task, weights in tuned.items()}, count, center[n]) for n in names]
+            start, before = (tuple(weights[name] for name in names) for weights in (worker.start, center))
+            each = [tuple(stacked[task] for stacked in rows) for task in range(count)]
+            changes, updates = (
+                [_folded(unit, worker.change(unit, weights, since)) for weights in each] for since in (start, before)
+            )
+            task_gram += measures.gram(unit, changes)
+            update_gram += measures.gram(unit, updates)
+            merged = combine_parameter(unit, updates, labels, layers, self.merge.rule, **options)
+            moved, discarded, size = worker.moved(unit, before, _folded(unit, merged, self.merge.scale))
+            after.update(zip(names, moved, strict=True))
+            lost, whole = lost + discarded, whole + size
+        task_cosines, task_norms = cosines(task_gram)
+        update_cosines, update_norms = cosines(update_gram)
+        return after, {
+            "task_cosines": task_cosines,
+            "update_cosines": update_cosines,
+            "task_norms": task_norms,
+            "update_norms": update_norms,
+            "discarded": lost / whole if whole else 0.0,
+        }
+
+
+def _folded(unit: str, terms: tuple[Term, ...], scale: float = 1.0) -> tuple[Term, ...]:
+    """The terms times a number, like ones added up."""
+    return (TaskVector({unit: terms}) * scale).get(unit, ())
+
+
+# Keeping what is done.
+
+
+def _key(*parts: Any) -> str:
+    plain = [asdict(part) if isinstance(part, Merge) else part for part in parts]
+    return hashlib.sha256(json.dumps([1, *plain], sort_keys=True).encode()).hexdigest()
+
+
+def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f".{STATE}.partial"
+    # One entry: safetensors writes several in any order, and the same run should give the same bytes.
+    save_file(center, fresh, metadata={"rounds": json.dumps([key, trace.to_json()])})
+    fresh.replace(folder / STATE)
+    trace.save(folder / TRACE)
+
+
+def _forget(folder: Path) -> None:
+    """Remove what a run has left; nothing else is ours."""
+    for name in (STATE, f".{STATE}.partial", TRACE):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / TASKS, ignore_errors=True)
+
+
+def _resume(folder: Path, key: str, worker: Worker, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
+    """Where an interrupted run was, or the start."""
+    path = folder / STATE
+    if not path.exists():
+        if folder.exists() and any(folder.iterdir()) and processes().is_main_process:
+            left = {each.name for each in folder.iterdir()}
+            if left - {TASKS, TRACE, f".{STATE}.partial"}:
+                raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty one.")
+        return worker.start, Trace(tuple(task.name for task in tasks))
+    try:
+        with safe_open(path, framework="pt") as file:
+            found, trace = json.loads(file.metadata()["rounds"])
+            if found != key:
+                raise OutputError(
+                    f"{folder.name} holds rounds of another base, other tasks or other settings. Choose another folder, or "
+                    "delete it."
+                )
+            return {name: file.get_tensor(name) for name in worker.start}, Trace.from_json(trace)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, OutputError):
+            raise
+        raise CorruptFileError(
+            f"{STATE} in {folder.name} is damaged ({error}). Delete the folder and start anew."
+        ) from None

@@ -1,0 +1,72 @@
+"""The output folder of an experiment: it belongs to one config, which lies in it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec.errors import OutputError
+from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
+from hf_taskvec.models.checkpoint import read_json
+
+CONFIG = "config.json"
+# What the recipes write beside it. Trained stages are none of it: they are known by what made them.
+_RESULTS = (
+    *("report.json", "report.md", "model", "adapter", "vector", "store"),
+    *(f"{plot}.{kind}" for plot in ("scores", "pareto", "samples") for kind in ("png", "svg")),
+)
+
+
+def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
+    """The output folder, with the resolved settings in it. A folder with results of other settings is refused.
+
+    Args:
+        folder: made if it does not exist.
+        settings: all that decides the results.
+        force (`bool`): take over a folder of other settings; results that lie in it are removed, so that what is there
+            afterwards belongs together.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise OutputError(f"{folder.name} is a file; the output needs a folder.")
+    settings = json.loads(json.dumps(settings))  # as it will be read back
+    others = _others(folder)
+    if (folder / CONFIG).exists() and others and not force:
+        before = read_json(folder / CONFIG)
+        other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if other:
+            changes = ", ".join(f"{key}: {_short(before.get(key))} → {_short(settings.get(key))}" for key in other[:3])
+            raise OutputError(
+                f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
+                "--output, or pass --force to replace them."
+            )
+    elif others and not (folder / CONFIG).exists():
+        raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty folder as --output.")
+    ensure_writable(folder)
+    state = processes()
+    state.wait_for_everyone()  # all have looked before one writes
+    if state.is_main_process:
+        if force:
+            _clear(folder)
+        partial = folder / f".{CONFIG}.partial"
+        partial.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.replace(folder / CONFIG)
+    state.wait_for_everyone()
+    return folder
+
+
+def _others(folder: Path) -> list[Path]:
+    """What a folder holds beside its config, but for files that a killed process was about to write."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in found if path.name != CONFIG and not path.match(".*.partial")]
+
+
+def _clear(folder: Path) -> None:
+    for path in map(folder.joinpath, _RESULTS):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,98 @@
+"""Stages of an experiment: fine-tuned models in a cache, known by what made them, done once and resumed."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.training import TrainingSettings, finetune
+from hf_taskvec.training.accelerators import make_accelerator, resolve_precision
+from hf_taskvec.training.settings import VERSION
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A folder of trained stages. Each lies in a folder of its own, named after all that decides it.
+
+    Args:
+        folder (`Path`): the cache. Experiments may share it.
+        force (`bool`): do every stage again, also a finished one.
+        tokenizer: saved beside each model.
+        checkpoint_every (`int`, *optional*): steps between checkpoints; one at the end of each epoch if not given.
+    """
+
+    folder: Path
+    force: bool = False
+    tokenizer: Any = None
+    checkpoint_every: int | None = None
+
+    def train(
+        self,
+        name: str,
+        base: "str | Path | PreTrainedModel",
+        blocks: "datasets.Dataset",
+        settings: TrainingSettings,
+        *,
+        vectors: bool = False,
+    ) -> Path:
+        """The folder of `base` fine-tuned on `blocks`: a model, or an adapter for LoRA. Trained if it is not there.
+
+        An interrupted training is resumed. Under `accelerate launch` every process calls this. With `vectors` the
+        folder also holds the task vector of each epoch.
+        """
+        precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
+        decisive = [VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
+        key = digest(*decisive, *(["vectors"] if vectors else []))
+        folder = self.folder / f"{name}-{key[:12]}"
+        say(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
+        finetune(
+            base,
+            blocks,
+            settings,
+            folder,
+            tokenizer=self.tokenizer,
+            checkpoint_every=self.checkpoint_every,
+            vectors=vectors,
+            overwrite=self.force,
+        )
+        processes().wait_for_everyone()
+        return folder
+
+    def train_model(self, name: str, base: str | Path, blocks: "datasets.Dataset", settings: TrainingSettings) -> Path:
+        """The same, but always a whole model: what LoRA gives is merged into the base."""
+        folder = self.train(name, base, blocks, settings)
+        if settings.method == "full":
+            return folder
+        merged = folder.with_name(f"{folder.name}-merged")
+        if self.force or not merged.exists():
+            TaskVector.from_adapter(folder, name=name).apply(base, merged, overwrite=True)
+        processes().wait_for_everyone()
+        return merged
+
+
+def digest(*parts: Any) -> str:
+    """sha256 of some plain values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def say(text: str) -> None:
+    """Print on the main process alone."""
+    if processes().is_main_process:
+        print(text, flush=True)
+
+
+def _identity(base: "str | Path | PreTrainedModel") -> str:
+    return open_checkpoint(base).fingerprint if isinstance(base, str | Path) else model_fingerprint(base)
+
+
+def _rows(blocks: "datasets.Dataset") -> str:
+    return digest([list(map(int, row)) for row in blocks["input_ids"]])

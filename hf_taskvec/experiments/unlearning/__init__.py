@@ -1,0 +1,1 @@
+"""The unlearning experiment: its config, its inputs, and the summary that ends a run."""

@@ -1,0 +1,128 @@
+"""The words that end a run of the unlearning experiment: what happened, for a person who has read nothing else."""
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from hf_taskvec.evaluation.reporting.unlearning_report import PassageResult, Score, UnlearningReport
+from hf_taskvec.evaluation.texts.books import Role
+
+_ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "retain": "unrelated"}
+_WIDTH = 100
+
+
+def closing(
+    report: UnlearningReport,
+    references: Mapping[str, UnlearningReport],
+    scales: list[float],
+    vector: str,
+    files: Mapping[str, Path],
+) -> str:
+    """The summary of a run.
+
+    Args:
+        report (`UnlearningReport`): of the sweep.
+        references: reports (at λ=0) of models to compare with, by name.
+        scales: the λ to show, beside the chosen one.
+        vector (`str`): what was subtracted, in words.
+        files: what was written, by what it is.
+    """
+    parts = [
+        f"Rouge-L on passages that the model was trained on (95 % intervals; change against λ = 0)\n"
+        f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + table(report, references, scales),
+        _chosen(report),
+    ]
+    if report.theory is not None:
+        pairs = [f"  {line}" for line in report.theory.correlations]
+        parts.append("\n".join(["Task correlation α̂, eq. (11):", *pairs, *report.theory.verdicts]))
+    parts.append(_samples(report))
+    parts.append("\n".join(f"{what:<13} {_shown(path)}" for what, path in files.items()))
+    return "\n\n".join(parts)
+
+
+def table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
+    """λ down, books across, as in the paper's table 3 (turned by a quarter), with intervals."""
+    chosen = report.choice.scale if report.choice is not None else None
+    shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]
+    head = ["λ", *(f"{book.name} ({_ROLES[book.role]})" for book in report.books)]
+    rows = [[_lambda(s, chosen), *(_cell(report.score(b.name, s)) for b in report.books)] for s in shown]
+    for name, other in references.items():
+        rows.append([name, *(_cell(other.score(book.name, 0.0)) for book in report.books)])
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+    ]
+    rule = "-" * max(map(len, lines))
+    return "\n".join(
+        [lines[0], rule, *lines[1 : len(shown) + 1], *([rule] if references else []), *lines[len(shown) + 1 :]]
+    )
+
+
+def _lambda(scale: float, chosen: float | None) -> str:
+    return f"{scale:g}".replace("-", "−") + (" *" if scale == chosen else "")
+
+
+def _cell(score: Score) -> str:
+    text = f"{score.value.value:.3f} [{score.value.low:.3f}, {score.value.high:.3f}]"
+    return text if score.relative is None else f"{text} {100 * score.relative.value:+.0f} %".replace("-", "−")
+
+
+def _chosen(report: UnlearningReport) -> str:
+    choice = report.choice
+    if choice is None or choice.scale is None:
+        return f"No λ was chosen: {choice.reason if choice else 'no book is to be forgotten'}."
+    lines = [f"* chosen: {choice.reason}."]
+    if found := choice.confirmation:
+        d = found.difference
+        lines.append(
+            f"On the half that did not choose it: {found.forget.value:.3f}, never-seen level {found.target:.3f}, "
+            f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]."
+        )
+        for test in found.tests:
+            p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
+            lines.append(
+                f"{test.first} lost {test.first_loss:.0%}, {test.second} {test.second_loss:.0%}: more, by the permutation "
+                f"test, with {p}."
+            )
+    return "\n".join(lines)
+
+
+def _samples(report: UnlearningReport) -> str:
+    """The passage of each book that was known best, before and after."""
+    scale, why = report.scales[-1], ""
+    if report.choice is not None and report.choice.scale:
+        scale = report.choice.scale
+    elif report.choice is not None and any(c.scale for c in report.choice.candidates):
+        edits = [c for c in report.choice.candidates if c.scale]
+        nearest = min(edits, key=lambda c: (abs(c.forget - c.target), abs(c.scale)))
+        scale, why = nearest.scale, ", where the book is nearest to its never-seen level"
+    lines = [f"What it writes, before and after (λ = {scale:g}{why}):"]
+    for book in report.books[:3]:
+        known = [p for p in report.passages if p.book == book.name and p.split == "seen"]
+        passage = max(known, key=lambda p: (p.at[0].values["rouge_l"], p.id))
+        lines.append(f"\n{book.name} ({_ROLES[book.role]})")
+        cells = {
+            "prompt": "… " + passage.prompt[-160:].split(" ", 1)[-1],
+            "the book": passage.answer,
+            "before": _output(passage, 0.0),
+            "after": _output(passage, scale),
+        }
+        lines += [_wrapped(name, text) for name, text in cells.items()]
+    return "\n".join(lines)
+
+
+def _output(passage: PassageResult, scale: float) -> str:
+    return next(at.output for at in passage.at if at.scale == scale).strip() or "(nothing)"
+
+
+def _wrapped(name: str, text: str) -> str:
+    clean = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    start = f"  {name:<9} "
+    return textwrap.fill(clean, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

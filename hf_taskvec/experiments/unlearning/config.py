@@ -1,0 +1,167 @@
+"""The settings of the unlearning experiment: one dataclass, every field explained."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.texts import protocols
+from hf_taskvec.evaluation.texts.books import ROLES, Role
+from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.experiments.config_options import option
+from hf_taskvec.experiments.shared_config import CommonConfig
+from hf_taskvec.publishing.push import check_repository
+from hf_taskvec.training.settings import TrainingSettings
+
+# Given as paths: recorded by name and fingerprint instead.
+_PATHS = ("base_model", "joint_model", "tuned_model", "task_vector", "adapter", "reference_model", "books")
+
+
+@dataclass(frozen=True)
+class UnlearnConfig(CommonConfig):
+    """The settings of `recipes/unlearn.py`."""
+
+    # What is given. Whatever is missing is made.
+    books: list[str] | None = option(
+        None,
+        "The texts as role=file, e.g. `forget=hp1.txt aligned=hp2.txt retain=pp.txt`; a role may come several times. The embedded model brings its own.",
+    )
+    joint_model: str | None = option(None, "θ_0', fine-tuned on all books, if you have it.")
+    tuned_model: str | None = option(None, "θ_0 fine-tuned on the forget book alone, if you have it (a full model).")
+    adapter: str | None = option(None, "The same as a LoRA adapter, if you have that.")
+    task_vector: str | None = option(None, "The task vector itself, if you have saved one.")
+    reference_model: str | None = option(None, "θ_0 fine-tuned on all books but the one to forget, if you have it.")
+    retrain: bool = option(True, "Make that reference model: the gold standard of a model that never saw the book.")
+
+    # The vector.
+    rank: int | None = option(None, "Compress the vector to this rank before it is used (corollary 1 of the paper).")
+    prune_rows: float | None = option(
+        None,
+        "Keep this share of the rows in each MLP matrix of the vector, those with the largest norms (corollary 2).",
+    )
+    lora_epochs: int | None = option(None, "How often LoRA reads the book; as often as full fine-tuning if not given.")
+
+    # Fine-tuning.
+    joint_method: Literal["full", "lora"] = option(
+        "full", "How θ_0' and the reference model are made; what LoRA gives is merged."
+    )
+    epochs: int = option(3, "How often the books are read.")
+    checkpoint_every: int | None = option(
+        None, "Steps between the checkpoints of a training; one at the end of each epoch if not given, 0 for none."
+    )
+    epoch_vectors: bool = option(False, "Also keep the task vector of each epoch, in `vectors/` of the stage `forget`.")
+
+    # The sweep.
+    scales: list[float] = option([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], "The values of λ.")
+    refine: int = option(
+        0, "Try so many more λ between the last that forgets too little and the first that forgets enough."
+    )
+    protocol: str = option(protocols.OURS.name, "How the model is asked: the name of a protocol.")
+    prompt_length: int | None = option(None, "Words of each prompt; the protocol's own if not given.")
+    answer_length: int | None = option(None, "Words of each continuation; the protocol's own if not given.")
+    samples: int | None = option(
+        None, "At most so many passages of each book and split; the protocol's own if not given."
+    )
+    margin: float = option(0.03, "`As if never seen` means within ± this of the reference model's Rouge-L.")
+    retain_bound: float = option(0.1, "The share of its Rouge-L that a retained book may lose.")
+    certain: bool = option(
+        False,
+        "Take only a λ at which the whole interval of the book's score is at the reference model's level or below; "
+        "by default the mean decides.",
+    )
+
+    correlation: bool = option(
+        False,
+        "Also fine-tune on each other book alone, and tell the task correlation α̂ of eq. (11) with the one to forget.",
+    )
+
+    # The run.
+    output: str = option("outputs/unlearn", "The folder for the report, the plots, the chosen model and the vector.")
+    push_to_hub: str | None = option(None, "Push the chosen model to this repository, with its report.")
+
+    def __post_init__(self) -> None:
+        if self.embedded and self.books:
+            raise BadValueError("the embedded model brings its own books. To use yours, name a --base-model.")
+        if not self.embedded and not self.books:
+            raise BadValueError(
+                "no books are given. Name your text files: --books forget=one.txt aligned=two.txt retain=three.txt."
+            )
+        self.check()
+        if self.lora_epochs is not None and self.lora_epochs < 1:
+            raise BadValueError(f"lora_epochs={self.lora_epochs} must be at least 1.")
+        if not (self.margin > 0 and math.isfinite(self.margin)):
+            raise BadValueError(f"margin={self.margin} must be above 0.")
+        if not 0 <= self.retain_bound <= 1:
+            raise BadValueError(f"retain_bound={self.retain_bound} must be between 0 and 1: it is a share.")
+        if self.prune_rows is not None and not 0 < self.prune_rows <= 1:
+            raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
+        if self.rank is not None and self.rank < 1:
+            raise BadValueError(f"rank={self.rank} must be at least 1.")
+        for name in ("refine", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise BadValueError(f"{name}={value} must be 0 or more.")
+        if self.epoch_vectors and not self.makes_vector:
+            raise BadValueError("--epoch-vectors: the task vector is given, so there are no epochs to keep it of.")
+        if not self.scales or not all(math.isfinite(scale) for scale in self.scales):
+            raise BadValueError(f"scales={self.scales} must be finite numbers.")
+        if not any(self.scales):
+            raise BadValueError("scales holds no λ but 0, which changes nothing. Give some, e.g. --scales 0 -0.5 -1.")
+        if self.push_to_hub is not None:
+            check_repository(self.push_to_hub)
+        sources = [name for name in ("tuned_model", "adapter", "task_vector") if getattr(self, name)]
+        if len(sources) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
+            raise BadValueError(f"{flags} both give the task vector. Choose one.")
+        _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
+
+    @property
+    def makes_joint(self) -> bool:
+        """Whether θ_0' is fine-tuned here, not given."""
+        return self.joint_model is None
+
+    @property
+    def makes_vector(self) -> bool:
+        """Whether the task vector comes from a fine-tune that is done here."""
+        return not (self.tuned_model or self.adapter or self.task_vector)
+
+    @property
+    def makes_reference(self) -> bool:
+        """Whether the model that never saw the book is fine-tuned here."""
+        return self.retrain and self.reference_model is None
+
+    @property
+    def roles(self) -> list[tuple[Role, str]]:
+        """Each given book's role and file."""
+        found: list[tuple[Role, str]] = []
+        for book in self.books or ():
+            role, _, path = book.partition("=")
+            if role not in ROLES or not path:
+                raise BadValueError(f"--books {book}: write role=file, where the role is one of {', '.join(ROLES)}.")
+            found.append((role, path))
+        if found and not any(role == "forget" for role, _ in found):
+            raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
+        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.correlation):
+            raise BadValueError(
+                "all books are to be forgotten, so there is nothing to train a reference model on. Give another book "
+                "(--books … retain=FILE), or pass --retrain false and --correlation false."
+            )
+        return found
+
+    @property
+    def asking(self) -> Protocol:
+        """The protocol, with the lengths that were asked for."""
+        changes = {name: getattr(self, name) for name in ("prompt_length", "answer_length", "samples")}
+        return protocols.get(self.protocol, **{name: value for name, value in changes.items() if value is not None})
+
+    def training(self, method: Literal["full", "lora"]) -> TrainingSettings:
+        """How to fine-tune by this method."""
+        return self.settings(method, (self.lora_epochs or self.epochs) if method == "lora" else self.epochs)
+
+    def resolved(self, inputs: dict[str, str]) -> dict[str, Any]:
+        """All that decides the results, without a path of this machine: what was given is known by its fingerprint.
+
+        Args:
+            inputs: the fingerprint of each book and model that was given, by name.
+        """
+        return {"inputs": inputs, **self.identity(_PATHS)}

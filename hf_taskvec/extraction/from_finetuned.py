@@ -1,0 +1,144 @@
+"""A full fine-tune and its base -> task vector."""
+
+from pathlib import Path
+
+import torch
+
+from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows, tile_rows
+from hf_taskvec.algebra.exact_difference import exact_difference
+from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
+from hf_taskvec.algebra.sources import InMemory, RowsOf, Source
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.layout import is_peft_model, is_vocabulary
+from hf_taskvec.models.live_model import live_checkpoint
+
+_VOCABULARY = ("truncate", "extend")
+
+
+def from_finetuned(
+    base: str | Path | torch.nn.Module,
+    tuned: str | Path | torch.nn.Module,
+    *,
+    name: str | None = None,
+    base_revision: str | None = None,
+    tuned_revision: str | None = None,
+    vocabulary: str | None = None,
+    token: str | bool | None = None,
+) -> TaskVector:
+    """See `TaskVector.from_finetuned`."""
+    if vocabulary not in (None, *_VOCABULARY):
+        raise BadValueError(f"vocabulary={vocabulary!r} is not one of {', '.join(map(repr, _VOCABULARY))}.")
+    old = open_model(base, base_revision, token)
+    new = open_model(tuned, tuned_revision, token)
+    _check_names(old, new)
+    _check_changed(old, new)
+    is_live = isinstance(base, torch.nn.Module) or isinstance(tuned, torch.nn.Module)
+    terms = {}
+    for key, source in old.tensors.items():
+        pair = (source, new.tensors[key])
+        deltas = _resized(key, *pair, vocabulary) if pair[0].shape != pair[1].shape else (Difference(*pair),)
+        terms[key] = [Term(1.0, delta) for each in deltas if (delta := _owned(each, key) if is_live else each)]
+    how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
+    origin = Origin(name or label_for(new.name), how, old.record(), new.record())
+    return TaskVector(terms, Provenance.of(origin))
+
+
+def open_model(
+    model: str | Path | torch.nn.Module, revision: str | None = None, token: str | bool | None = None
+) -> Checkpoint:
+    """The weights of a Hub id, a folder or a live model, under canonical names."""
+    if isinstance(model, str | Path):
+        return open_checkpoint(model, revision, token)
+    if is_peft_model(model):
+        raise UnsupportedError(
+            "the model is wrapped by PEFT. Use TaskVector.from_adapter(model) for its adapter, or "
+            "model.merge_and_unload() first for the merged weights."
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise BadValueError(f"expected a Hub id, a folder or a live model, not {type(model).__name__}.")
+    return live_checkpoint(model)
+
+
+def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
+    missing = [name for name in base.tensors if name not in tuned.tensors]
+    extra = [name for name in tuned.tensors if name not in base.tensors]
+    if not missing and not extra:
+        return
+    total, common = len(base.tensors), len(base.tensors) - len(missing)
+    models = f"{base.where} ({base.layout.architecture}) and {tuned.where} ({tuned.layout.architecture})"
+    if common * 2 < total:
+        raise MismatchError(
+            f"{models} are different architectures: {common} of {total} parameter names match (the base has "
+            f"{some(base.tensors, 1)}, the fine-tune {some(tuned.tensors, 1)}). Give the base it was fine-tuned from."
+        )
+    parts = []
+    if missing:
+        parts.append(f"missing in the fine-tune: {some(missing)}")
+    if extra:
+        parts.append(f"missing in the base: {some(extra)}")
+    raise MismatchError(
+        f"{models} do not have the same parameters ({'; '.join(parts)}). Save the fine-tune again whole, "
+        "and with the base's tie_word_embeddings setting."
+    )
+
+
+def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
+    """Refuse a fine-tune that is its base.
+
+    Fingerprints sample, and tell nothing across dtypes. Where they leave it open, weights are compared until one
+    differs.
+    """
+    pairs = [(source, tuned.tensors[name]) for name, source in base.tensors.items()]
+    if base.fingerprint != tuned.fingerprint and all(a.dtype == b.dtype for a, b in pairs):
+        return
+    if all(a == b or _equal(a, b) for a, b in pairs):
+        raise BadValueError(
+            f"{tuned.where} is identical to its base {base.where}: every parameter is equal, so the vector would be "
+            "zero. Was the right checkpoint given?"
+        )
+
+
+def _equal(a: Source, b: Source) -> bool:
+    if a.shape != b.shape:
+        return False
+    step = tile_rows(a.shape)
+    tiles = zip(torch.atleast_1d(a.read()).split(step), torch.atleast_1d(b.read()).split(step), strict=True)
+    return all(torch.equal(one.double(), other.double()) for one, other in tiles)
+
+
+def _resized(name: str, base: Source, tuned: Source, vocabulary: str | None) -> tuple[Delta, ...]:
+    """The change of an embedding to another number of rows."""
+    if base.shape[1:] != tuned.shape[1:] or not is_vocabulary(name):
+        raise MismatchError(
+            f"{name}: the base has shape {list(base.shape)}, the fine-tune {list(tuned.shape)}. They are not the same "
+            "architecture and size; give the base that the model was fine-tuned from."
+        )
+    rows, new_rows = base.shape[0], tuned.shape[0]
+    if vocabulary is None:
+        raise MismatchError(
+            f"{name}: the vocabulary sizes differ, {rows} in the base and {new_rows} in the fine-tune. Pass "
+            "vocabulary='truncate' to compare the rows that both have, or vocabulary='extend' to take the fine-tune's "
+            "additional rows as well."
+        )
+    common = range(min(rows, new_rows))
+    shared = Difference(RowsOf(base, common), RowsOf(tuned, common))
+    if new_rows < rows:
+        return (Rows(common, shared, rows),)
+    if vocabulary == "truncate":
+        return (shared,)
+    added = range(rows, new_rows)
+    return (Rows(common, shared, new_rows), Rows(added, Dense((RowsOf(tuned, added),)), new_rows))
+
+
+def _owned(delta: Delta, name: str) -> Delta | None:
+    """The same change sharing no memory with a live model; None if nothing changed."""
+    if isinstance(delta, Rows):
+        inner = _owned(delta.inner, name)
+        return inner and Rows(delta.index, inner, delta.n_rows)
+    if isinstance(delta, Dense):
+        return Dense(tuple(InMemory(source.read().clone()) for source in delta.tensors))
+    assert isinstance(delta, Difference)
+    return exact_difference(delta.tuned.read(), delta.base.read(), name)

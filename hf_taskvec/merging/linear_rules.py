@@ -1,0 +1,89 @@
+"""Linear rules: exact and lazy, low-rank in and low-rank out. They give nothing but coefficients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.merging.rules_by_name import Parameter, finite, rule
+
+
+@rule("sum", paper="https://arxiv.org/abs/2212.04089", linear=True)
+def total(weights: list[float]) -> list[float]:
+    """The weighted sum: task arithmetic."""
+    return weights
+
+
+@rule("mean", paper="https://arxiv.org/abs/2203.05482", linear=True)
+def mean(weights: list[float]) -> list[float]:
+    """The weighted sum divided by the number of vectors: the uniform average of the models, at weights of 1."""
+    return [weight / len(weights) for weight in weights]
+
+
+@rule("weighted", paper="https://arxiv.org/abs/2203.05482", linear=True)
+def weighted(weights: list[float]) -> list[float]:
+    """The weighted average: the weighted sum divided by the sum of the weights' magnitudes.
+
+    Magnitudes, so that a negative weight still subtracts: dividing by a negative sum would turn it into an addition.
+    """
+    magnitude = sum(map(abs, weights))
+    if magnitude == 0.0:
+        raise BadValueError("a weighted average needs a weight that is not 0.")
+    return [weight / magnitude for weight in weights]
+
+
+@rule("interpolate", paper="https://arxiv.org/abs/2208.05592", linear=True)
+def interpolate(weights: list[float], t: float = 0.5) -> list[float]:
+    """Between two vectors: (1 - t) of the first and t of the second."""
+    if len(weights) != 2:
+        raise BadValueError(
+            f"the rule 'interpolate' is between two vectors, not {len(weights)}. Use 'weighted' for more."
+        )
+    if isinstance(t, bool) or not isinstance(t, float | int) or not 0.0 <= t <= 1.0:
+        raise BadValueError(f"t={t!r} must be at least 0 and at most 1. Use 'sum' to go beyond the two vectors.")
+    return [(1.0 - t) * weights[0], t * weights[1]]
+
+
+@rule("layers", at_least=1)
+def layers(
+    parameter: Parameter, schedule: Sequence[Sequence[float]] | Sequence[float], outside: float = 1.0
+) -> list[Term]:
+    """The weighted sum with each vector scaled layer by layer, along a schedule.
+
+    A schedule is a row of numbers spread evenly from the first layer to the last, with straight lines between them:
+    `[0, 1]` rises from nothing in the first layer to everything in the last. One schedule for all vectors, or a list of
+    one for each. `outside` scales what is in no layer: embeddings, the last norm, the head.
+    """
+    rows, others = _rows(schedule, parameter.vectors), finite("outside", outside)
+    place = 0.0 if parameter.layers < 2 or parameter.layer is None else parameter.layer / (parameter.layers - 1)
+    factors = [others if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
+    return parameter.sum([c.weight * factor for c, factor in zip(parameter.changes, factors, strict=True)])
+
+
+def _rows(schedule: Any, vectors: int) -> list[Sequence[float]]:
+    """The schedule of each vector, checked."""
+
+    def is_row(value: object) -> bool:
+        return isinstance(value, list | tuple) and bool(value) and all(type(each) in (float, int) for each in value)
+
+    if is_row(schedule):
+        return [schedule] * vectors
+    if not isinstance(schedule, list | tuple) or not all(map(is_row, schedule)):
+        raise BadValueError(f"schedule={schedule!r} must be a list of numbers, or one such list for each vector.")
+    if len(schedule) != vectors:
+        raise BadValueError(
+            f"there are {len(schedule)} schedules for {vectors} vectors. Give one for each, or one for all."
+        )
+    return list(schedule)
+
+
+def _between(row: Sequence[float], place: float) -> float:
+    """The schedule at a place from 0 to 1.
+
+    >>> [_between([0.0, 1.0, 0.0], place) for place in (0.0, 0.25, 0.5, 1.0)]
+    [0.0, 0.5, 1.0, 0.0]
+    """
+    position = place * (len(row) - 1)
+    left = min(int(position), len(row) - 1)
+    right = min(left + 1, len(row) - 1)
+    return float(row[left] + (position - left) * (row[right] - row[left]))

@@ -1,0 +1,50 @@
+"""Exact order statistics of a parameter's magnitudes, in passes over its tiles: nothing is sorted, nothing is held.
+
+The bits of a non-negative fp32 number, read as an integer, are in the order of the numbers. So a histogram of the upper
+16 bits tells in which bin the k-th smallest magnitude lies, and one of the lower 15 within that bin tells which it is.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from hf_taskvec.algebra.computed_deltas import Tiles
+from hf_taskvec.algebra.rounding import not_finite
+from hf_taskvec.algebra.sources import numel
+
+_LOWER = 15
+_FIRST_NOT_FINITE = 0x7F800000 >> _LOWER
+
+
+def order_statistics(tiles: Tiles, ranks: Sequence[int], name: str) -> list[float]:
+    """The `rank`-th smallest magnitudes, counted from 0, for each of some ranks. Refuses NaN and infinities by name.
+
+    >>> from hf_taskvec import TaskVector
+    >>> v = TaskVector.from_tensors({"w": torch.tensor([3.0, -1.0, 2.0, -5.0])})
+    >>> order_statistics(Tiles(v["w"]), [0, 3], "w")
+    [1.0, 5.0]
+    """
+    if not numel(tiles.shape):
+        return [0.0] * len(ranks)
+    upper = torch.zeros(1 << 16, dtype=torch.int64)
+    for tile in tiles:
+        bits = tile.abs_().view(torch.int32).flatten()
+        upper += torch.bincount(bits.bitwise_right_shift_(_LOWER), minlength=len(upper))
+    if upper[_FIRST_NOT_FINITE:].any():
+        raise not_finite(name)
+    below = upper.cumsum(0)
+    wanted = torch.tensor(ranks, dtype=torch.int64)
+    bins = torch.searchsorted(below, wanted, right=True)
+    lower = {int(each): torch.zeros(1 << _LOWER, dtype=torch.int64) for each in bins}
+    for tile in tiles:
+        bits = tile.abs_().view(torch.int32).flatten()
+        for each, histogram in lower.items():
+            # The difference of the bits and the bin's first number is in the bin's range for what is in the bin.
+            inside = bits[(bits - (each << _LOWER)).bitwise_right_shift_(_LOWER).eq(0)]
+            histogram += torch.bincount(inside.bitwise_and(0x7FFF), minlength=len(histogram))
+    found = []
+    for rank, each in zip(ranks, bins.tolist(), strict=True):
+        left = rank - (int(below[each]) - int(upper[each]))
+        low = int(torch.searchsorted(lower[each].cumsum(0), left, right=True))
+        found.append(torch.tensor([(each << _LOWER) | low], dtype=torch.int32).view(torch.float32).item())
+    return found

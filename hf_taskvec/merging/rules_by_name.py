@@ -1,0 +1,228 @@
+"""What a merging rule is, and the list of them.
+
+A rule is a function over the changes of *one* parameter, found by its name. It gives the terms of the merged change,
+and best computes nothing yet: sums are expressions, and what is not a sum is a `Computed` change or computed factors.
+"""
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hf_taskvec.algebra.computed_deltas import Computed, Factored, Statistic, TileFunction
+from hf_taskvec.algebra.deltas import LowRank
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.models.layout import layer_of
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one vector changes in a parameter.
+
+    Args:
+        index: the vector's place in the list that `combine` was given.
+        label: the vector's expression; of vectors with equal ones, numbered.
+        weight: the vector's weight, of either sign.
+        terms: the unweighted change.
+    """
+
+    index: int
+    label: str
+    weight: float
+    terms: tuple[Term, ...]
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether the change is held as factors."""
+        return all(isinstance(term.delta, LowRank) for term in self.terms)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter and what each vector changes in it: all that a rule gets to see.
+
+    Args:
+        name: canonical, as on disk.
+        changes: of the vectors that change this parameter at all, with a weight that is not 0.
+        vectors: how many vectors there are, with those that leave this parameter as it is.
+        layers: how many layers the vectors reach, counted from the first.
+        key: the rule and its options.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    vectors: int
+    layers: int
+    key: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.changes[0].terms[0].delta.shape
+
+    @property
+    def layer(self) -> int | None:
+        """The number of the layer that the parameter belongs to; None for embeddings, the last norm and the head."""
+        return layer_of(self.name)
+
+    def sum(self, coefficients: Sequence[float] | None = None) -> list[Term]:
+        """The changes times their weights, or times other numbers, added up: exact, lazy, factors stay factors."""
+        chosen = [change.weight for change in self.changes] if coefficients is None else coefficients
+        pairs = zip(chosen, self.changes, strict=True)
+        return [Term(c * term.weight, term.delta) for c, change in pairs for term in change.terms]
+
+    def computed(self, function: TileFunction, statistics: Iterable[Statistic] = ()) -> list[Term]:
+        """A function of the changes, element by element, computed tile by tile when it is read.
+
+        Args:
+            function: gets a list of tiles (all fp32 or all fp64), one for each of `changes`, unweighted, which it may
+                write to; a list with the statistic of each; and the number of the tile's first row. Gives the merged
+                tile.
+            statistics: for each of `changes`, a function from its tiles to what must be known of it as a whole.
+        """
+        weighted = f"{self.key} {[(change.label, change.weight) for change in self.changes]}"
+        inputs = tuple(change.terms for change in self.changes)
+        return [Term(1.0, Computed(self.name, inputs, weighted, function, tuple(statistics)))]
+
+    def factored(self, rank: int, function: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> list[Term]:
+        """A low-rank change whose factors are computed, both at once, when they are read."""
+        weighted = f"{self.key} {[change.weight for change in self.changes]}"
+        rows, columns = self.shape
+        inputs = tuple(change.terms for change in self.changes)
+        return [Term(1.0, LowRank(*Factored(inputs, weighted, ((rows, rank), (rank, columns)), function).factors))]
+
+
+# From a `Parameter` and options to terms; of a linear rule, from weights and options to coefficients.
+RuleFunction = Callable[..., Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way of combining vectors.
+
+    Args:
+        name: as `combine` takes it.
+        summary: what it does, in one line.
+        function: from a `Parameter` and the options to terms. Of a linear rule: from the weights and the options to one
+            coefficient for each vector.
+        options: the names of the options, with their defaults.
+        paper: the link to the paper that describes it.
+        at_least: how many vectors it takes, at least.
+        linear: whether the result is a plain linear combination of the vectors.
+    """
+
+    name: str
+    summary: str
+    function: RuleFunction = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+    at_least: int = 2
+    linear: bool = False
+
+    def check_options(self, given: Mapping[str, Any]) -> None:
+        """Refuse an option that the rule does not have, or one that is missing."""
+        for name in given:
+            if name not in self.options:
+                known = f"It takes {', '.join(self.options)}." if self.options else "It takes no options."
+                hint = did_you_mean(name, self.options)
+                raise MissingNameError(f"the rule {self.name!r} has no option {name!r}.{hint} {known}")
+        missing = [name for name, default in self.options.items() if default is REQUIRED and name not in given]
+        if missing:
+            raise BadValueError(f"the rule {self.name!r} needs {' and '.join(f'{name}=' for name in missing)}.")
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{k}" if v is REQUIRED else f"{k}={v!r}" for k, v in self.options.items())
+        return f"{self.name}({options}): {self.summary}" + (f" {self.paper}" if self.paper else "")
+
+
+REQUIRED = inspect.Parameter.empty
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    name: str, *, paper: str | None = None, at_least: int = 2, linear: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Make a function a merging rule that `combine` finds by its name.
+
+    The function's first argument is a `Parameter`; the others, with their defaults, are the rule's options. The first
+    line of its docstring becomes the summary. Options should be checked in the function itself, which runs when
+    `combine` is called; what it gives is computed later.
+
+    >>> import torch
+    >>> from hf_taskvec import TaskVector, combine
+    >>> @rule("strongest", paper="https://example.org/strongest")
+    ... def strongest(parameter: Parameter):
+    ...     "Of each element, the change that is largest, whatever its sign."
+    ...     weights = [change.weight for change in parameter.changes]
+    ...     def pick(tiles, statistics, start):
+    ...         stacked = torch.stack([tile * weight for tile, weight in zip(tiles, weights)])
+    ...         return stacked.gather(0, stacked.abs().argmax(0, keepdim=True))[0]
+    ...     return parameter.computed(pick)
+    >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -5.0])}, name="a")
+    >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 3.0])}, name="b")
+    >>> combine([a, b], "strongest").dense("w")
+    tensor([ 2., -5.])
+    >>> del _RULES["strongest"]
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        if name in _RULES:
+            raise BadValueError(f"there already is a merging rule {name!r}. Choose another name.")
+        options = list(inspect.signature(function).parameters.values())[1:]
+        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        defaults = {option.name: option.default for option in options}
+        _RULES[name] = Rule(name, summary, function, defaults, paper, at_least, linear)
+        return function
+
+    return register
+
+
+def rules() -> dict[str, Rule]:
+    """Every merging rule by its name, with its options and the link to its paper.
+
+    >>> print(rules()["magnitude"])
+    magnitude(density=0.2): The weighted sum of vectors of which only the largest elements are kept. https://arxiv.org/abs/1506.02626
+    """
+    return dict(sorted(_RULES.items()))
+
+
+def find_rule(name: str) -> Rule:
+    """The rule of a name."""
+    if not isinstance(name, str):
+        raise BadValueError(
+            f"rule={name!r} must be the name of a merging rule: {', '.join(rules())}. Weights are given as weights=[...]."
+        )
+    if name not in _RULES:
+        hint = did_you_mean(str(name), _RULES)
+        raise MissingNameError(f"no merging rule {name!r}.{hint} There are {', '.join(rules())}.")
+    return _RULES[name]
+
+
+def finite(name: str, value: Any) -> float:
+    """A checked number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise BadValueError(f"{name}={value!r} must be a finite number.")
+    return float(value)
+
+
+def share(name: str, value: Any) -> float:
+    """A checked share: a number above 0 and at most 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
+        raise BadValueError(f"{name}={value!r}: a share must be above 0 and at most 1.")
+    return float(value)
+
+
+def shares(name: str, value: Any, vectors: int) -> list[float]:
+    """A checked share for each vector: from one number for all of them, or a list."""
+    if not isinstance(value, list | tuple):
+        return [share(name, value)] * vectors
+    if len(value) != vectors:
+        raise BadValueError(
+            f"{name} has {len(value)} numbers for {vectors} vectors. Give one for each, or one for all."
+        )
+    return [share(name, each) for each in value]

@@ -1,0 +1,227 @@
+"""Sparse rules: each vector keeps some of its elements, and what is kept is merged.
+
+A share of elements is counted in each parameter by itself, as breadcrumbs' paper and mergekit do. (TIES' own code counts
+it over all of a model at once, so that some layers keep more than others.) Elements of equal magnitude are kept or left
+out together: 16-bit weights have many of them, and no order among them would mean anything.
+"""
+
+import hashlib
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_taskvec.algebra.computed_deltas import Statistic, TileFunction, Tiles, borrowed
+from hf_taskvec.algebra.row_pruning import MLP, prune_rows
+from hf_taskvec.algebra.sources import numel
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.merging.order_statistics import order_statistics
+from hf_taskvec.merging.rules_by_name import Parameter, rule, share, shares
+
+Densities = float | Sequence[float]
+
+
+@rule("magnitude", paper="https://arxiv.org/abs/1506.02626", at_least=1)
+def magnitude(parameter: Parameter, density: Densities = 0.2) -> list[Term]:
+    """The weighted sum of vectors of which only the largest elements are kept.
+
+    `density` is the share of elements to keep in each parameter: one number, or one for each vector.
+    """
+    densities = shares("density", density, parameter.vectors)
+    if min(densities) == 1.0:
+        return parameter.sum()
+    cuts = [_cut(parameter, densities[change.index]) for change in parameter.changes]
+    return parameter.computed(_weighted_sum(parameter, _at_least), cuts)
+
+
+@rule("rows", paper="https://arxiv.org/abs/2504.10957", at_least=1)
+def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
+    """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
+
+    Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
+
+    Which rows these are is found out at once, so `combine` reads the MLPs of all vectors, a parameter at a time; their
+    numbers are read when they are used, and stay exact. Only of what has no rows of its own to read (DoRA, the result of
+    another rule) the kept rows are held in memory.
+    """
+    kept = share("fraction", fraction)
+    if not MLP.search(parameter.name) or len(parameter.shape) != 2:
+        return parameter.sum()
+    pruned = [prune_rows(TaskVector({parameter.name: change.terms}), kept) for change in parameter.changes]
+    pairs = zip(parameter.changes, pruned, strict=True)
+    return [
+        Term(change.weight * term.weight, term.delta) for change, vector in pairs for term in vector[parameter.name]
+    ]
+
+
+@rule("breadcrumbs", paper="https://arxiv.org/abs/2312.06795", at_least=1)
+def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0.01) -> list[Term]:
+    """The weighted sum of vectors without their smallest elements, and without their very largest.
+
+    `gamma` is the share of largest elements to leave out, `density` the share to keep of all. A density of 1 - gamma or
+    more leaves fewer of the largest out, so that as many are kept as it says.
+    """
+    if isinstance(gamma, bool) or not isinstance(gamma, float | int) or not 0.0 <= gamma < 1.0:
+        raise BadValueError(
+            f"gamma={gamma!r}: the share of largest elements to leave out must be at least 0 and below 1."
+        )
+    densities = shares("density", density, parameter.vectors)
+    if min(densities) == 1.0:
+        return parameter.sum()
+    count = numel(parameter.shape)
+    most = int(gamma * count)
+
+    def bounds(share: float) -> Statistic:
+        kept = int(share * count)
+        first = max(0, count - kept - most)
+
+        def find(tiles: Tiles) -> tuple[float, ...] | None:  # None: a small parameter, of which nothing is kept
+            return tuple(order_statistics(tiles, [first, first + kept - 1], parameter.name)) if kept else None
+
+        return find
+
+    def keep(tile: torch.Tensor, bound: tuple[float, float] | None) -> torch.Tensor:
+        if bound is None:
+            return tile.zero_()
+        kept = _at_least(tile, bound[0])
+        above = float(np.nextafter(np.float32(bound[1]), np.float32(np.inf)))
+        return kept.sub_(_at_least(kept.clone(), above))  # x - x is 0 exactly
+
+    found = [bounds(densities[change.index]) for change in parameter.changes]
+    return parameter.computed(_weighted_sum(parameter, keep), found)
+
+
+@rule("dare", paper="https://arxiv.org/abs/2311.03099", at_least=1)
+def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale: bool = True) -> list[Term]:
+    """The weighted sum of vectors of which random elements are dropped, and the others scaled up to make up for it.
+
+    What is kept is divided by the density (`rescale=False` leaves it as it is). Which elements are kept depends on the
+    seed, the vector's expression and the parameter's name: not on the order of the vectors, nor on threads or
+    processes.
+    """
+    if not isinstance(rescale, bool):
+        raise BadValueError(f"rescale={rescale!r} must be True or False.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadValueError(f"seed={seed!r} must be a whole number.")
+    densities = shares("density", density, parameter.vectors)
+    steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
+    if min(steps) == 65536:
+        return parameter.sum()
+    parts = list(zip(parameter.changes, steps, strict=True))
+    weights = [change.weight * (65536 / step if rescale else 1.0) for change, step in parts]
+    keys = [f"{int(seed)}|{change.label}|{parameter.name}" for change in parameter.changes]
+
+    def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
+        result, *others = tiles
+        with borrowed(1, tuple(result.shape), result.dtype) as (mask,):
+            result.mul_(random_mask(f"{keys[0]}|{start}", steps[0], mask)).mul_(weights[0])
+            for tile, weight, key, step in zip(others, weights[1:], keys[1:], steps[1:], strict=True):
+                result.addcmul_(tile, random_mask(f"{key}|{start}", step, mask), value=weight)
+        return result
+
+    return parameter.computed(merge)
+
+
+def random_mask(key: str, step: int, out: torch.Tensor) -> torch.Tensor:
+    """Random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere.
+
+    Drawing is what costs: sixteen bits for each number, or one where half of them are ones.
+    """
+    count, flat = out.numel(), out.view(-1)
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    bits = 1 if step == 32768 else 16
+    draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, -(-count * bits // 64), dtype=np.uint64)
+    draws = draws.astype("<u8", copy=False)
+    # As floats, which multiply much faster than booleans.
+    if bits == 1:
+        flat.copy_(torch.from_numpy(np.unpackbits(draws.view(np.uint8), count=count, bitorder="little")))
+    else:
+        flat.copy_(torch.from_numpy(draws.view("<i2"))[:count]).lt_(step - 32768)
+    return out
+
+
+_NORMALISATIONS = ("count", "weight", "none")
+
+
+@rule("ties", paper="https://arxiv.org/abs/2306.01708")
+def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count") -> list[Term]:
+    """Trim, elect a sign for each element, and average the vectors that agree with it (TIES-Merging).
+
+    Each vector keeps the share `density` of its elements with the largest magnitude and is multiplied by its weight; the
+    sign of an element is that of the sum; and those that have it are merged. So a negative weight negates: it takes
+    part in the election as what it is. Where the sum is exactly 0, nothing is changed.
+
+    `normalize`: `"count"` divides by the number of vectors that agree (the paper; twice the weights give twice the
+    result), `"weight"` by the sum of their weights' magnitudes (mergekit's default, at positive weights), `"none"` gives
+    their sum.
+    """
+    if normalize not in _NORMALISATIONS:
+        hint = did_you_mean(str(normalize), _NORMALISATIONS)
+        raise MissingNameError(f"no normalize={normalize!r}.{hint} It is one of {', '.join(_NORMALISATIONS)}.")
+    densities = shares("density", density, parameter.vectors)
+    weights = [change.weight for change in parameter.changes]
+    parts = {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
+
+    def merge(tiles: list[torch.Tensor], cuts: list[float], start: int) -> torch.Tensor:
+        # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
+        result = tiles[0]
+        with borrowed(5, tuple(result.shape), result.dtype) as (positive, negative, every, balance, spare):
+            for tensor in (positive, negative, every, balance):
+                tensor.zero_()
+            for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
+                tile = _at_least(tile, cut)
+                if weight != 1.0:
+                    tile = tile.mul_(weight)
+                positive.add_(torch.clamp_min(tile, 0.0, out=spare))
+                negative.add_(torch.clamp_max(tile, 0.0, out=spare))
+                if parts is not None:
+                    sign = tile.sign_()
+                    balance.add_(sign, alpha=parts[number])
+                    every.add_(sign.abs_(), alpha=parts[number])
+            elected = torch.add(positive, negative, out=spare).sign_()
+            if parts is not None:
+                # `every` counts the votes of both signs, `balance` their difference: half the sum is the elected's.
+                every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES)
+            merged = positive.mul_(torch.clamp_min(elected, 0.0, out=balance))
+            merged.sub_(negative.mul_(elected.clamp_max_(0.0)))
+            return result.copy_(merged) if parts is None else torch.div(merged, every, out=result)
+
+    return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
+
+
+# What nothing is divided by, so that it stays nothing: far below any weight.
+_NO_VOTES = 1e-30
+
+
+def _cut(parameter: Parameter, share: float) -> Statistic:
+    """Finds the smallest magnitude that is among the share of largest ones."""
+    count = numel(parameter.shape)
+    rank = count - max(1, int(share * count))
+    return lambda tiles: order_statistics(tiles, [rank], parameter.name)[0] if rank > 0 else 0.0
+
+
+def _at_least(tile: torch.Tensor, cut: float) -> torch.Tensor:
+    """The tile with zeros where the magnitude, in fp32, is below the cut."""
+    if cut <= 0.0:
+        return tile
+    below = float(np.nextafter(np.float32(cut), np.float32(0)))
+    if tile.dtype == torch.float32:  # the same, in a fraction of the time
+        return torch.ops.aten.hardshrink.out(tile, below, out=tile)
+    return tile.mul_(tile.float().abs_() > below)
+
+
+def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torch.Tensor]) -> TileFunction:
+    """The weighted sum of what `keep` leaves of each tile, given its statistic."""
+    weights = [change.weight for change in parameter.changes]
+
+    def merge(tiles: list[torch.Tensor], statistics: list[Any], start: int) -> torch.Tensor:
+        result = keep(tiles[0], statistics[0]).mul_(weights[0])
+        for tile, statistic, weight in zip(tiles[1:], statistics[1:], weights[1:], strict=True):
+            result.add_(keep(tile, statistic), alpha=weight)
+        return result
+
+    return merge

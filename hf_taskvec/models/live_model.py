@@ -1,0 +1,181 @@
+"""Live models: their parameters under canonical names, to read and to write."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hf_taskvec.algebra.sources import InMemory, Source
+from hf_taskvec.errors import MismatchError, UnsupportedError
+from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
+from hf_taskvec.models.layout import is_peft_model, layout_of_model, unwrapped
+
+
+def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
+    """A live model's own tensors under canonical names: not copies, so for immediate use only.
+
+    Offloaded weights are brought to the CPU. Of a PEFT-wrapped model these are the base model's weights.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+    what = f"live {type(inner).__name__}"
+    layout = layout_of_model(inner)
+    state = {weight.name: weight.value().detach().cpu() for weight in _all_weights(inner)}
+    if layout.renamed or layout.fused:
+        state = revert_weight_conversion(inner, state)
+    stored: dict[str, Source] = {name: InMemory(tensor) for name, tensor in state.items()}
+    placed = layout.place(stored, what)
+    tensors = canonical_tensors(placed, stored, layout, what)
+    config = inner.config.to_dict() if layout.architecture else {}
+    return Checkpoint(name=what, tensors=tensors, layout=layout, config=config)
+
+
+@dataclass
+class LiveWeight:
+    """One parameter of a live model, wherever it is held: on a device, or offloaded by accelerate."""
+
+    name: str
+    module: torch.nn.Module
+    attribute: str
+    #: every layer that uses the parameter (several if it is tied), and as what
+    owners: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    #: PEFT trains a copy of it (`modules_to_save`, trained tokens), and the model uses that one
+    is_shadowed: bool = False
+
+    @property
+    def _parameter(self) -> torch.Tensor:
+        return self.module._parameters[self.attribute]  # type: ignore[return-value]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parameter.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._parameter.shape)
+
+    @property
+    def is_quantised(self) -> bool:
+        return type(self._parameter).__name__ in ("Params4bit", "Int8Params") or self.dtype.itemsize < 2
+
+    @property
+    def is_offloaded(self) -> bool:
+        return self._parameter.is_meta
+
+    def as_source(self) -> "Source":
+        """The parameter's shape, for checks; of a quantised layer the shape that it stands for."""
+        shape = self.shape
+        if self.is_quantised:
+            shape = (self.module.out_features, self.module.in_features)  # type: ignore[assignment]
+        return InMemory(torch.empty(shape, device="meta"))
+
+    def _offloads(self) -> Iterator[tuple[Any, str]]:
+        """accelerate's stores of the offloaded weight and its keys there: one for each layer that uses it."""
+        for module, attribute in self.owners:
+            hook: Any = module._hf_hook
+            hooks = getattr(hook, "hooks", [hook])
+            weights = next(each.weights_map for each in hooks if getattr(each, "weights_map", None) is not None)
+            yield weights.dataset, weights.prefix + attribute
+
+    def value(self) -> torch.Tensor:
+        """The tensor itself, or what is stored of it elsewhere."""
+        if not self.is_offloaded:
+            return self._parameter.data
+        dataset, key = next(self._offloads())
+        return dataset[key]
+
+    def write(self, value: torch.Tensor) -> None:
+        """Put another value in the parameter's place; an offloaded one is held by the CPU from then on."""
+        if not self.is_offloaded:
+            self._parameter.data.copy_(value)
+            return
+        for dataset, key in self._offloads():
+            _in_memory(dataset)[key] = value
+
+    def original(self) -> Source:
+        """What the parameter holds now, whatever becomes of it: read from disk again if it is offloaded there, else a copy."""
+        value = self.value().detach()
+        if self.is_offloaded:
+            dataset, key = next(self._offloads())
+            if _in_memory(dataset) is not dataset and key not in dataset.state_dict:
+                return OnDisk(dataset, key, value.to("meta"))
+        return InMemory(value.cpu().clone())
+
+    def restore(self, original: Source) -> None:
+        """Put the original back; what is offloaded to disk is read from there again."""
+        if not isinstance(original, OnDisk):
+            self.write(original.read())
+            return
+        for dataset, key in self._offloads():
+            if key in dataset.index:
+                dataset.state_dict.pop(key, None)
+            else:
+                dataset.state_dict[key] = original.read()
+
+
+@dataclass(frozen=True, eq=False)
+class OnDisk(Source):
+    """A weight that accelerate offloaded to disk, whatever is held in memory in its place."""
+
+    dataset: Any
+    key: str
+    like: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.like.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    def read(self) -> torch.Tensor:
+        from accelerate.utils import OffloadedWeightsLoader
+
+        return OffloadedWeightsLoader({}, self.dataset.save_folder, self.dataset.index)[self.key]
+
+
+def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:
+    """The part of accelerate's store that is in memory, which takes precedence over what is on disk."""
+    from accelerate.utils import OffloadedWeightsLoader
+
+    return dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
+
+
+def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
+    """Canonical name -> the live parameter; tied ones once, fused experts not at all."""
+    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+    layout = layout_of_model(inner)
+    found = {weight.name: weight for weight in _all_weights(inner)}
+    placed = layout.place([name for name in found if name not in layout.fused], f"live {type(inner).__name__}")
+    weights = {canonical: found[name] for canonical, name in placed.items()}
+    for alias, owner in layout.tied.items():
+        if alias in weights and owner in weights:
+            same = weights[alias]._parameter is weights[owner]._parameter
+            if not same and not weights[owner].is_offloaded and not weights[alias].is_shadowed:
+                raise MismatchError(
+                    f"the config ties {alias} to {owner}, but the live model has two separate weights. Call "
+                    "model.tie_weights(), or set model.config.tie_word_embeddings = False."
+                )
+            weights[owner].owners += weights.pop(alias).owners
+    return weights
+
+
+def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
+    """Every parameter, named as without PEFT's wrappers; what PEFT added is left out."""
+    weights = []
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            name = unwrapped(f"{path}.{attribute}" if path else attribute)
+            if parameter is None or name is None:
+                continue
+            if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+                raise UnsupportedError(
+                    f"{name} is sharded over processes. Gather the weights first, e.g. with "
+                    "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
+                )
+            shadowed = bool({"original_module", "token_adapter"} & set(path.split(".")))
+            weights.append(LiveWeight(name, module, attribute, [(module, attribute)], shadowed))
+    return weights

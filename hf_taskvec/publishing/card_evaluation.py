@@ -1,0 +1,104 @@
+"""What a card shows of a sweep's report, and what of the report is published: numbers, never the books' texts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.errors import MismatchError
+from hf_taskvec.publishing.written_folder import REPORT, Artifact
+
+if TYPE_CHECKING:
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+    from hf_taskvec.evaluation.texts.books import Split
+
+_PLOTS = ("scores", "pareto")  # not the samples, which show passages
+
+
+def find_report(artifact: Artifact, given: "UnlearningReport | str | Path | None") -> "UnlearningReport | None":
+    """The report that belongs to an artifact: the given one, or what its folder has under `report/`.
+
+    Raises if it is a report of another edit.
+    """
+    if given is None:
+        given = next((p for p in (artifact.folder / REPORT, artifact.folder) if (p / "report.json").exists()), None)
+        if given is None:
+            return None
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+
+    report = given if isinstance(given, UnlearningReport) else UnlearningReport.load(given)
+    if artifact.fingerprint is not None and report.edit not in (artifact.fingerprint, "none"):
+        raise MismatchError(
+            f"the report is of another edit ({report.edit[:12]}) than {artifact.folder.name} holds "
+            f"({artifact.fingerprint[:12]}). Sweep the very vector that is applied, and give λ as scale=."
+        )
+    return report
+
+
+def reported_scale(artifact: Artifact, report: "UnlearningReport | None") -> float | None:
+    """The λ of the artifact among those of the report; for a vector, which has none of its own, the chosen one."""
+    if report is None:
+        return None
+    if artifact.kind == "vector":
+        return (report.choice.scale or None) if report.choice is not None else None  # λ = 0 is the model without it
+    return next((scale for scale in report.scales if scale == artifact.scale), None)
+
+
+def evaluation(
+    artifact: Artifact, report: "UnlearningReport", scale: float | None, plots: bool = True
+) -> dict[str, Any]:
+    """The report as the card's template shows it."""
+    from hf_taskvec.evaluation.reporting.tables import score_table
+
+    measured = {metric.name for metric in report.metrics}
+    wanted = [("rouge_l", "Rouge-L"), ("perplexity", "Perplexity of the true text")]
+    splits: tuple[tuple[Split, str], ...] = (("seen", "passages seen in training"), ("held_out", "held-out passages"))
+    tables = [
+        {"title": f"{title}, {words}", "rows": score_table(report, metric, split)}
+        for metric, title in wanted
+        for split, words in splits
+        if metric in measured and any(score.split == split for score in report.scores)
+    ]
+    books = ", ".join(f"{b.name} ({b.role}: {b.seen} seen and {b.held_out} held-out passages)" for b in report.books)
+    return {
+        "protocol": report.protocol.id,
+        "books": f"Books: {books}.",
+        "choice": f"{_this(artifact, scale)} {_choice(report)}",
+        "level": f"{report.settings.level:.0%}",
+        "tables": tables,
+        "plots": plots and _can_plot(),
+    }
+
+
+def _this(artifact: Artifact, scale: float | None) -> str:
+    if artifact.kind == "vector":
+        return "The tables show the vector at several λ."
+    number = f"{artifact.scale:g}".replace("-", "−")
+    if scale is None:
+        return f"This {artifact.kind} stands at λ = {number}, which the sweep did **not** measure; the tables show other λ."
+    return f"This {artifact.kind} stands at **λ = {number}**."
+
+
+def _choice(report: "UnlearningReport") -> str:
+    if report.choice is None:
+        return "No book was marked as one to forget, so the sweep chose no λ."
+    reason = report.choice.reason.strip().rstrip(".")
+    return f"The sweep's choice: {reason}."
+
+
+def published_report(report: "UnlearningReport") -> dict[str, bytes]:
+    """The files of a report that go to the Hub: numbers, tables and plots. No text of any book is among them."""
+    numbers = replace(report, passages=())
+    files = {"report.json": numbers.to_json().encode(), "report.md": report.to_markdown().encode()}
+    if _can_plot():
+        from hf_taskvec.evaluation.reporting.plots import render
+
+        files |= {name: page for name, page in render(report, _PLOTS).items() if name.endswith(".png")}
+    return files
+
+
+def _can_plot() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""A card's front matter: what the Hub files a model under, and the schema that it must meet before it is pushed."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.algebra.provenance import License, ModelRecord, label_for
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
+from hf_taskvec.publishing.written_folder import Artifact, Kind
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+
+LIBRARY: dict[Kind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
+# A vector, like an adapter, is of use on top of its base only; the Hub has no word of its own for it.
+RELATION: dict[Kind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
+_HUB_NAME = r"[\w][\w.-]*(/[\w][\w.-]*)?"
+_METRICS = {"rouge_l": ("rouge", "Rouge-L (F1)"), "perplexity": ("perplexity", "Perplexity of the true continuation")}
+
+
+def metadata(
+    artifact: Artifact,
+    *,
+    model_name: str,
+    base: ModelRecord | None,
+    report: "UnlearningReport | None",
+    scale: float | None,
+    datasets: tuple[str, ...],
+) -> "ModelCardData":
+    """The front matter of an artifact's card. What is not known is left out."""
+    from huggingface_hub import ModelCardData
+
+    bases = base_models(artifact, base)
+    license = base.license if base else None
+    results = eval_results(report, scale) if report is not None and scale is not None else []
+    measured = [_METRICS[m.name][0] for m in report.metrics if m.name in _METRICS] if report is not None else []
+    options: dict[str, Any] = {"model_name": model_name, "eval_results": results} if results else {}
+    data = ModelCardData(
+        base_model=(bases[0] if len(bases) == 1 else bases) or None,
+        library_name=LIBRARY[artifact.kind],
+        pipeline_tag="text-generation",
+        license=(license.ids[0] if len(license.ids) == 1 else list(license.ids)) if license else None,  # type: ignore[arg-type]
+        license_name=license.name if license else None,
+        license_link=_link(license, base) if license else None,
+        datasets=list(dict.fromkeys(datasets)) or None,
+        metrics=measured or None,
+        tags=_tags(artifact, report),
+        **options,
+    )
+    if bases:
+        data["base_model_relation"] = RELATION[artifact.kind]
+    return data
+
+
+def base_models(artifact: Artifact, base: ModelRecord | None) -> list[str]:
+    """Hub ids of what it is made from: for a merged model all models in it, else the base alone."""
+    models = [*([base] if base else []), *(artifact.records if artifact.kind == "model" else ())]
+    return list(dict.fromkeys(model.hub_id for model in models if model.hub_id))
+
+
+def _tags(artifact: Artifact, report: "UnlearningReport | None") -> list[str]:
+    tags = ["task-vector", "task-arithmetic", "hf_taskvec"]
+    if artifact.kind == "model":
+        tags.append("merge")
+    if report is not None and any(book.role == "forget" for book in report.books):
+        tags.append("unlearning")
+    return tags
+
+
+def _link(license: License, base: ModelRecord | None) -> str | None:
+    """The link to the licence's text. A link within the base's own repository leads there from elsewhere, too."""
+    if license.link is None or re.match(r"https?://", license.link):
+        return license.link
+    if base is None or base.hub_id is None or not re.fullmatch(r"[\w.-]+", license.link):
+        return None
+    return f"https://huggingface.co/{base.hub_id}/blob/{base.revision or 'main'}/{license.link}"
+
+
+def with_card(model: ModelRecord, token: str | bool | None = None) -> ModelRecord:
+    """The record with what the model's own card on the Hub states, where that was not recorded."""
+    if model.license is not None or model.hub_id is None:
+        return model
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
+
+    try:
+        path = hf_hub_download(model.hub_id, "README.md", revision=model.revision, token=token)
+    except (HTTPError, HFValidationError, LocalEntryNotFoundError, ConnectionError):
+        return model  # no card, no access, no network: then nothing is known, and the card says so
+    data = front_matter(Path(path).read_text("utf-8", errors="replace"))
+    return replace(model, license=license_in(data), datasets=datasets_in(data) or model.datasets)
+
+
+def renamed(base: ModelRecord | None, hub_id: str | None) -> ModelRecord | None:
+    """The base under the Hub id that the user says it has."""
+    if hub_id is None:
+        return base
+    name, _, revision = hub_id.partition("@")
+    if not re.fullmatch(_HUB_NAME, name):
+        raise BadValueError(f"base_model={hub_id!r} is not a Hub id such as 'microsoft/phi-1_5'.")
+    return replace(base or ModelRecord(name), name=name, revision=revision or (base.revision if base else None))
+
+
+def eval_results(report: "UnlearningReport", scale: float) -> list["EvalResult"]:
+    """The forget and retain numbers at one λ. The role of a book is its `config`."""
+    from huggingface_hub import EvalResult
+
+    roles = {book.name: book.role for book in report.books}
+    results = []
+    for score in report.scores:
+        if score.scale != scale or score.metric not in _METRICS:
+            continue
+        kind, title = _METRICS[score.metric]
+        words = "seen in training" if score.split == "seen" else "held out"
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                task_name="Text generation",
+                dataset_type=label_for(score.book),
+                dataset_name=f"{score.book} ({roles[score.book]}, {words})",
+                dataset_config=roles[score.book],
+                dataset_split=score.split,
+                dataset_args={"protocol": report.protocol.id, "passages": score.n},
+                metric_type=kind,
+                metric_name=title,
+                metric_value=round(score.value.value, 6),
+                metric_args={
+                    "interval": [round(score.value.low, 6), round(score.value.high, 6)],
+                    "level": report.settings.level,
+                },
+            )
+        )
+    return results
+
+
+# The schema.
+
+
+def check_metadata(data: Mapping[str, Any], kind: Kind) -> None:
+    """Refuse front matter that the Hub would not understand, or that says something else than the folder is."""
+    _require(data.get("library_name") == LIBRARY[kind], f"library_name must be {LIBRARY[kind]!r}")
+    _require(data.get("pipeline_tag") == "text-generation", "pipeline_tag must be 'text-generation'")
+    bases = _list(data.get("base_model"), "base_model")
+    for each in bases:
+        _require(re.fullmatch(_HUB_NAME, each), f"base_model {_short(each)} is not a Hub id (no path, no revision)")
+    relation = data.get("base_model_relation")
+    _require(not bases or relation == RELATION[kind], f"base_model_relation must be {RELATION[kind]!r}")
+    for key in ("license", "tags", "metrics", "datasets"):
+        _list(data.get(key), key)
+    for each in _list(data.get("datasets"), "datasets"):
+        _require(re.fullmatch(_HUB_NAME, each), f"datasets: {_short(each)} is not a Hub id")
+    for each in _list(data.get("license"), "license"):
+        _require(re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", each), f"license {_short(each)} is not one of the Hub's ids")
+    _require("task-vector" in _list(data.get("tags"), "tags"), "tags must have 'task-vector'")
+    for model in data.get("model-index") or ():
+        _require(isinstance(model, dict) and isinstance(model.get("name"), str), "model-index needs a name")
+        for result in model.get("results") or ():
+            _check_result(result)
+
+
+def _check_result(result: Any) -> None:
+    try:
+        named = [result["task"]["type"], result["dataset"]["type"], result["dataset"]["name"]]
+        values = [(metric["type"], metric["value"]) for metric in result["metrics"]]
+    except (KeyError, TypeError):
+        raise BadValueError("the card's model-index lacks a task, a data set or a metric.") from None
+    _require(all(isinstance(each, str) and each for each in named), "model-index: types and names are texts")
+    for kind, value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _require(isinstance(kind, str) and is_number, f"model-index: {_short(kind)} has no finite number")
+
+
+def _list(value: Any, key: str) -> list[str]:
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    _require(all(isinstance(each, str) and each for each in values), f"{key} must be a text or a list of texts")
+    return values
+
+
+def _short(value: object) -> str:
+    return repr(str(value).rsplit("/", 1)[-1][:60])
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise BadValueError(
+            f"the card's metadata is wrong: {message}. Correct README.md, or remove it to get a new one."
+        )

@@ -1,0 +1,230 @@
+"""Model cards: what an artifact is, how to make it again, what was measured, how to undo it, what it is not good for.
+
+The templates are in `model_cards/`. Every value comes from the artifact's own record and a sweep's report; what is not
+known is said to be unknown. Before a card is written or pushed it is checked: its metadata against a schema, its text
+for paths, tokens and the user's name.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.algebra.provenance import ModelRecord
+from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
+from hf_taskvec.models.card_metadata import front_matter
+from hf_taskvec.publishing.card_evaluation import evaluation, find_report, reported_scale
+from hf_taskvec.publishing.card_front_matter import base_models, check_metadata, metadata, renamed, with_card
+from hf_taskvec.publishing.notation import as_code, as_formula
+from hf_taskvec.publishing.privacy import check_names, check_text
+from hf_taskvec.publishing.written_folder import COMMAND, Artifact, open_artifact
+
+if TYPE_CHECKING:
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+
+_TEMPLATES = {"model": "merged_model.md", "adapter": "adapter.md", "vector": "task_vector.md"}
+
+
+def write_card(folder: str | Path, *, overwrite: bool = False, **options: Any) -> Path:
+    """Write the card of an artifact into its folder, as README.md, and give its path.
+
+    Args:
+        folder: what `apply`, `to_adapter` or `save` wrote.
+        overwrite: replace a README.md that is there.
+        options: of `card_for`; `report` may also be a report's file or folder.
+    """
+    artifact = open_artifact(folder)
+    path = artifact.folder / "README.md"
+    if path.exists() and not overwrite:
+        raise OutputError(f"{artifact.folder.name} has a README.md already. Pass overwrite=True to replace it.")
+    report = find_report(artifact, options.pop("report", None))
+    path.write_text(card_for(artifact, report=report, **options), "utf-8")
+    return path
+
+
+def card_for(
+    artifact: Artifact,
+    *,
+    repo_id: str | None = None,
+    report: "UnlearningReport | None" = None,
+    base_model: str | None = None,
+    datasets: tuple[str, ...] = (),
+    purpose: str | None = None,
+    token: str | bool | None = None,
+) -> str:
+    """The whole card of an artifact, front matter and text, checked.
+
+    Args:
+        repo_id: where it will be pushed to.
+        report: of the sweep of this edit.
+        base_model: the base's Hub id (`"me/model"` or `"me/model@revision"`), if a copy in a folder was used.
+        datasets: Hub ids of the data sets that took part.
+        purpose: why the edit was made, in a sentence; by default what the expression and the report say.
+        token: to read the base's card, for its licence.
+    """
+    import jinja2
+
+    base = renamed(artifact.base, base_model)
+    base = with_card(base, token) if base else None
+    others = [with_card(model, token) for model in artifact.records if model != artifact.base]
+    stated = [each for model in (base, *others) if model for each in model.datasets]
+    scale = reported_scale(artifact, report)
+    title = (repo_id or artifact.folder.resolve().name).rsplit("/", 1)[-1]
+    data = metadata(artifact, model_name=title, base=base, report=report, scale=scale, datasets=(*datasets, *stated))
+    code = as_code(artifact.provenance)
+    context: dict[str, Any] = {
+        "metadata": data.to_yaml(),
+        "title": title,
+        "repo_id": repo_id or title,
+        "base": _described(base),
+        "base_code": _loaded(base, artifact.kind == "adapter"),
+        "options": _options(artifact),
+        "purpose": _sentence(purpose) if purpose else _purpose(artifact, report),
+        "changed": f"{artifact.changed:,}",
+        "formula": as_formula(artifact.provenance),
+        "origins": [
+            {"label": o.label, "how": _cell(o.how), "base": _described(o.base, "–"), "tuned": _described(o.tuned, "–")}
+            for o in artifact.provenance.origins
+        ],
+        "rules": [{"name": name, "paper": paper} for name, paper in artifact.provenance.rules],
+        "folders": any(model.hub_id is None for model in artifact.records),
+        "exact": all(m.hub_id and m.revision for m in artifact.records) and "..." not in code,
+        "code": code,
+        "scale": f"{1.0 if scale is None else scale:g}",
+        "report": evaluation(artifact, report, scale) if report is not None else None,
+        "licence": _licence(base, others),
+        "versions": _versions(artifact, report),
+        "command": _command(artifact.folder),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_template_folder()), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    card = environment.get_template(_TEMPLATES[artifact.kind]).render(c=context)
+    free = [
+        purpose or "",
+        context["command"] or "",
+        "" if repo_id else title,
+        *_free_texts(artifact, report),
+        *datasets,
+    ]
+    check_names(free, "the card", public=_public(artifact, base, repo_id))
+    check_card(card, artifact)
+    return card
+
+
+def check_card(card: str, artifact: Artifact) -> None:
+    """Refuse a card whose metadata is wrong, or that shows a token or a path of this machine."""
+    data = front_matter(card)
+    if not data:
+        raise CorruptFileError("the card has no readable metadata between '---' lines on top. Write it again.")
+    check_metadata(data, artifact.kind)
+    check_text(card, "the card")
+
+
+def _public(artifact: Artifact, base: ModelRecord | None, repo_id: str | None) -> list[str]:
+    ids = [model.hub_id for model in artifact.records if model.hub_id]
+    return [*ids, *base_models(artifact, base), *([repo_id] if repo_id else [])]
+
+
+def _template_folder() -> Path:
+    """`model_cards/`: inside an installed package, or beside it in a clone."""
+    inside = Path(__file__).parent / "model_cards"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "model_cards"
+
+
+# What the templates show.
+
+
+def _free_texts(artifact: Artifact, report: "UnlearningReport | None") -> list[str]:
+    """Whatever on the card a person named: folders, labels, books."""
+    origins = [text for origin in artifact.provenance.origins for text in (origin.label, origin.how)]
+    models = [model.name for model in artifact.records]
+    books = [book.name for book in report.books] if report is not None else []
+    return [artifact.provenance.expression, *origins, *models, *books]
+
+
+def _described(model: ModelRecord | None, unknown: str = "an unknown base model") -> str:
+    if model is None:
+        return unknown
+    fingerprint = f" `[{model.fingerprint[:12]}]`" if model.fingerprint else ""
+    if model.hub_id is None:
+        return f"**{_cell(model.name)}**{fingerprint}"
+    address = f"https://huggingface.co/{model.hub_id}" + (f"/tree/{model.revision}" if model.revision else "")
+    revision = f"@{model.revision[:12]}" if model.revision else ""
+    return f"[{model.hub_id}{revision}]({address}){fingerprint}"
+
+
+def _loaded(base: ModelRecord | None, by_transformers: bool) -> str:
+    if base is None:
+        return '"base"'
+    if base.hub_id is None:
+        return json.dumps(f"./{base.name}", ensure_ascii=False)
+    if base.revision is None:
+        return f'"{base.hub_id}"'
+    revision = f'", revision="{base.revision}' if by_transformers else f"@{base.revision}"
+    return f'"{base.hub_id}{revision}"'
+
+
+def _options(artifact: Artifact) -> str:
+    """The further arguments of the call that makes the artifact again."""
+    given = dict(artifact.options)
+    if artifact.kind == "adapter" and artifact.base is not None and artifact.base.hub_id is None:
+        given["base"] = f"./{artifact.base.name}"
+    return "".join(f", {key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+
+
+def _purpose(artifact: Artifact, report: "UnlearningReport | None") -> str:
+    forget = [book.name for book in report.books if book.role == "forget"] if report is not None else []
+    if forget:
+        kept = [book.name for book in report.books if book.role == "retain"] if report is not None else []
+        others = f", while it keeps {' and '.join(kept)}" if kept else ""
+        return _sentence(f"the edit is meant to make a model forget {' and '.join(forget)}{others}")
+    weights = [weight for _, weight in artifact.provenance.weights]
+    if weights and all(weight < 0 for weight in weights):
+        return "the edit subtracts what fine-tuning taught."
+    if weights and all(weight > 0 for weight in weights):
+        return "the edit adds what fine-tuning taught."
+    return "the edit combines what several fine-tunes taught."
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _licence(base: ModelRecord | None, others: list[ModelRecord]) -> str:
+    found = base.license if base else None
+    if found is not None:
+        lines = [f"Inherited from the card of {_described(base)}: **{found}**."]
+    else:
+        lines = [
+            f"Not known: no card of {_described(base)} that states a licence was at hand. Ask its authors before you use "
+            "or share this; no licence is granted here."
+        ]
+    stated = [f"{_described(m)}: {m.license}" for m in others if m.license not in (None, found)]
+    if stated:
+        lines.append(f"Its other sources state licences of their own, which apply as well: {'; '.join(stated)}.")
+    return "\n\n".join(lines)
+
+
+def _versions(artifact: Artifact, report: "UnlearningReport | None") -> str:
+    lines = [f"Written by hf_taskvec {artifact.library}."]
+    if report is not None:
+        listed = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+        lines.append(f"Evaluated with {listed}; seed {report.settings.seed}, plan `{report.settings.plan[:12]}`.")
+    return " ".join(lines)
+
+
+def _command(folder: Path) -> str | None:
+    """The command that wrote the folder, if it names no place on this machine."""
+    try:
+        commands = json.loads((folder / COMMAND).read_text("utf-8"))["commands"]
+        command = "\n".join(shlex.join(each) for each in commands)
+        check_text(command, COMMAND)
+    except (OSError, ValueError, LookupError, TypeError, LeakError):
+        return None
+    return command
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,86 @@
+"""A folder that this library wrote, and what it is: a merged model, an adapter or a task vector."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_taskvec.algebra.provenance import ModelRecord, Provenance
+from hf_taskvec.application.to_adapter import MARKER as ADAPTER_RECORD
+from hf_taskvec.application.to_checkpoint import RECORD as APPLY_RECORD
+from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.files.vector_format import JSON_NAME
+from hf_taskvec.models.checkpoint import read_json
+
+Kind = Literal["model", "adapter", "vector"]
+HUB_ID = r"[\w.-]+/[\w.-]+"
+COMMAND = "taskvec-command.json"  # the command that wrote a folder; it may name paths of this machine
+REPORT = "report"  # the folder of a sweep's report beside an artifact
+_RECORDS: dict[str, Kind] = {JSON_NAME: "vector", ADAPTER_RECORD: "adapter", APPLY_RECORD: "model"}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a folder holds, as its own record tells it."""
+
+    folder: Path
+    kind: Kind
+    provenance: Provenance
+    #: the model that the weights belong to: what was edited, or what an adapter or a vector is made for
+    base: ModelRecord | None
+    scale: float
+    #: of the vector before `scale`, as a sweep's report names its edit
+    fingerprint: str | None
+    changed: int
+    library: str
+    #: that made the output what it is, besides `scale`
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def records(self) -> Iterator[ModelRecord]:
+        """Every model that went into it, each once, the base first."""
+        sides = [model for origin in self.provenance.origins for model in (origin.base, origin.tuned) if model]
+        yield from dict.fromkeys([*([self.base] if self.base else []), *sides])
+
+
+def open_artifact(folder: str | Path) -> Artifact:
+    """The artifact in a folder. Raises if no record of ours tells what it is."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise MissingFileError(f"there is no folder {folder.name!r} at the given path.")
+    name = next((name for name in _RECORDS if (folder / name).exists()), None)
+    if name is None:
+        raise MissingFileError(
+            f"{folder.name} has none of {', '.join(_RECORDS)}, so it is no model, adapter or task vector that this library "
+            "wrote. Write one with apply(), to_adapter() or save()."
+        )
+    record = read_json(folder / name)
+    try:
+        return _read(folder, _RECORDS[name], record)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        raise CorruptFileError(f"{name} in {folder.name} is damaged ({error}). Write the folder again.") from None
+
+
+def _read(folder: Path, kind: Kind, record: dict[str, Any]) -> Artifact:
+    library = str(record["library"]).removeprefix("hf_taskvec ")
+    provenance = Provenance.from_json(record["provenance" if kind == "vector" else "vector"])
+    if kind == "vector":
+        return Artifact(folder, kind, provenance, _own_base(provenance), 1.0, None, len(record["parameters"]), library)
+    base = ModelRecord.from_json(record["base"]) if kind == "model" else _own_base(provenance)
+    if kind == "adapter":
+        named = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        if named and (base is None or base.name != named):
+            is_id = re.fullmatch(HUB_ID, named) and not Path(named).is_dir()
+            base = ModelRecord(named if is_id else Path(named).name)
+    changed = int(record["changed_parameters"])
+    scale, print_of, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
+    return Artifact(folder, kind, provenance, base, scale, print_of, changed, library, options)
+
+
+def _own_base(provenance: Provenance) -> ModelRecord | None:
+    """The one base that a vector comes from; none, if there are several."""
+    bases = {origin.base for origin in provenance.origins if origin.base}
+    return bases.pop() if len(bases) == 1 else None

@@ -1,0 +1,59 @@
+"""What a fine-tuning run leaves behind: a folder, and in it the record of how it was made."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec.errors import CorruptFileError
+from hf_taskvec.models.checkpoint import read_json
+
+RECORD = "training.json"
+VECTORS = "vectors"
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A finished fine-tuning run.
+
+    Args:
+        folder: a complete model (full) or a PEFT adapter (LoRA).
+        losses: the mean loss of each step, in nats per token.
+        epoch_losses: the mean of each epoch, while it was trained.
+        steps: how many steps of the optimiser were made.
+        tokens_per_second: of the run that finished it, over all processes.
+        vectors: the task vector of each epoch, if they were asked for.
+    """
+
+    folder: Path
+    losses: tuple[float, ...]
+    epoch_losses: tuple[float, ...]
+    steps: int
+    tokens_per_second: float
+    vectors: tuple[Path, ...] = ()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Finetuned":
+        """The record of a finished run in a folder."""
+        folder = Path(folder)
+        data = read_json(folder / RECORD)
+        try:
+            return cls(
+                folder=folder,
+                losses=tuple(map(float, data["losses"])),
+                epoch_losses=tuple(map(float, data["epoch_losses"])),
+                steps=int(data["steps"]),
+                tokens_per_second=float(data["timing"]["tokens_per_second"]),
+                vectors=tuple(folder / VECTORS / name for name in data["vectors"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(f"{RECORD} in {folder.name} is damaged ({error!r}). Train again.") from None
+
+
+def write_record(folder: Path, data: dict[str, Any]) -> None:
+    (folder / RECORD).write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+def is_record_of(folder: Path, key: str) -> bool:
+    """Whether a folder holds the finished run of a key."""
+    return (folder / RECORD).exists() and read_json(folder / RECORD).get("key") == key

@@ -1,0 +1,103 @@
+"""A run in its middle: trained weights, the optimiser's moments and the losses, as one file that is replaced whole.
+
+The file is safetensors, so nothing of it is executed when it is read. Everything else that a run depends on, the
+learning rate, the order of the blocks, the random numbers, is a function of the settings and the step.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hf_taskvec.errors import CorruptFileError, OutputError
+from hf_taskvec.training.accelerators import assign, whole
+
+FILE = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk: whose it is and how far it got."""
+
+    path: Path
+    key: str
+    losses: tuple[float, ...]
+
+    @property
+    def step(self) -> int:
+        return len(self.losses)
+
+
+def find_state(folder: Path) -> Saved | None:
+    """The checkpoint of a folder, if there is one."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            losses = tuple(file.get_tensor("losses").tolist())
+            return Saved(path, file.metadata()["key"], losses)
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise CorruptFileError(
+            f"the checkpoint in {folder.name} is damaged ({error}). Delete that folder to start anew."
+        ) from None
+
+
+def save_state(
+    folder: Path,
+    key: str,
+    losses: list[float],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    write: bool,
+) -> None:
+    """Write a checkpoint over the last one. All processes take part in gathering; one of them writes."""
+    tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        found = {"weight": parameter.data, **optimizer.state[parameter]}
+        for part, tensor in found.items():
+            value = whole(tensor)
+            if write:
+                tensors[f"{part}/{name}"] = value.cpu().contiguous()
+    if not write:
+        return
+    partial = folder / f"{FILE}.partial"
+    with writing(folder):
+        save_file(tensors, partial, metadata={"key": key})
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(folder / FILE)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Tells what safetensors could not write as one of our errors: it has an exception of its own for a full disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OutputError(
+            f"writing {folder.name} failed: {error}. Free some space; a new run continues from the last checkpoint."
+        ) from error
+
+
+def load_state(saved: Saved, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put model and optimiser where the checkpoint was, whatever the number of processes then and now."""
+    with safe_open(saved.path, framework="pt") as file:
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            assign(parameter.data, file.get_tensor(f"weight/{name}"))
+            state = optimizer.state[parameter]
+            state["step"] = (
+                file.get_tensor(f"step/{name}").clone().to(parameter.device)
+            )  # what is read is a mapped file
+            for part in ("exp_avg", "exp_avg_sq"):
+                state[part] = torch.zeros_like(parameter.data)
+                assign(state[part], file.get_tensor(f"{part}/{name}"))

@@ -1,0 +1,181 @@
+"""The loop: batches formed over all processes, gradients accumulated, one AdamW step each."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+from tqdm.auto import tqdm
+
+from hf_taskvec.errors import DivergedError
+from hf_taskvec.training.accelerators import whole
+from hf_taskvec.training.lora import add_lora
+from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.token_blocks import IGNORED, Blocks, epoch_order, mix, share
+
+# Reading a loss from a GPU waits for it; so there it is done for several steps at once.
+_STEPS_BETWEEN_READING = {"cpu": 1}
+_ELSEWHERE = 20
+
+
+def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW over what is trainable; weight decay on matrices and embeddings, none on biases and norms."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    # Fused is three times as fast on a CPU, and the fastest on a GPU.
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
+
+
+def start(accelerator: Accelerator, model: Any, blocks: Blocks, settings: TrainingSettings, precision: str) -> "Loop":
+    """A loop before its first step, over all processes."""
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if settings.method == "lora":
+        model = add_lora(model, settings)
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
+    return Loop(accelerator, model, optimizer, blocks, settings, precision)
+
+
+@dataclass
+class Loop:
+    """A training run in motion."""
+
+    accelerator: Accelerator
+    model: Any
+    optimizer: Any
+    blocks: Blocks
+    settings: TrainingSettings
+    precision: str
+    losses: list[float] = field(default_factory=list)
+    #: how many steps there are, if not as many as the epochs have
+    total: int | None = None
+    #: loss and gradient norm of the steps whose numbers were not read yet
+    _unread: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def steps_in_epoch(self) -> int:
+        return -(-len(self.blocks) // self.settings.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.total or self.settings.epochs * self.steps_in_epoch
+
+    @property
+    def plain(self) -> Any:
+        """The model without accelerate's wrappers."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def run(self, progress: bool | None, after_step: Callable[[int], None], until: int | None = None) -> float:
+        """Train from where the losses end to the last step, or until so many are done; the speed, in tokens per second.
+
+        `after_step(done)` is called in every process after each step, with the number of steps done.
+        """
+        stop = self.steps if until is None else until
+        self.model.train()
+        quiet = not self.accelerator.is_main_process or (None if progress is None else not progress)
+        every = _STEPS_BETWEEN_READING.get(self.accelerator.device.type, _ELSEWHERE)
+        tokens, began, start = 0, time.perf_counter(), len(self.losses)
+        order = torch.empty(0)
+        with tqdm(total=stop, initial=start, desc="Training", unit="step", disable=quiet) as bar:
+            for step in range(start, stop):
+                epoch, index = divmod(step, self.steps_in_epoch)
+                if index == 0 or step == start:
+                    order = epoch_order(len(self.blocks), self.settings.seed, epoch)
+                rows = order[index * self.settings.batch_size :][: self.settings.batch_size]
+                self._step(step, rows)
+                tokens += rows.numel() * self.blocks.length
+                if (step + 1) % every == 0 or step + 1 == stop:
+                    self.read_losses()
+                    speed = tokens / (time.perf_counter() - began)
+                    state = f"epoch {epoch + 1}, loss {self.losses[-1]:.3f}, {speed:,.0f} tokens/s"
+                    bar.set_postfix_str(state, refresh=False)
+                bar.update()
+                after_step(step + 1)
+        return tokens / (time.perf_counter() - began)
+
+    def _step(self, step: int, rows: torch.Tensor) -> None:
+        accelerator, settings = self.accelerator, self.settings
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        # Random numbers (dropout) are those of the step, so a resumed run has them without storing anything.
+        torch.manual_seed(mix(settings.seed, step, rank))
+        rate = settings.learning_rate_at(step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        targets = max(1, self.blocks.targets(rows))
+        micro = settings.micro_batch_size or -(-settings.batch_size // processes)
+        parts = share(rows, rank, processes, micro)
+        total = torch.zeros((), device=accelerator.device)
+        for number, part in enumerate(parts, 1):
+            last = number == len(parts)
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
+                # Processes average their gradients, so each one's share of the mean counts for all of them.
+                loss = self._loss(part, rows) / targets
+                (loss * processes).backward()
+            total += loss.detach()
+        norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._unread.append(torch.stack([total, whole(norm).to(total.device)]))
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _loss(self, part: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The summed loss of a micro-batch.
+
+        A process whose share is empty goes through the motions with a block of which nothing counts: the others
+        wait for it when gradients (and, sharded, weights) are exchanged.
+        """
+        device = self.accelerator.device
+        ids, labels = (self.blocks.ids[part], self.blocks.labels[part])
+        if not len(part):
+            ids = self.blocks.ids[rows[:1]]
+            labels = torch.full_like(ids, IGNORED)
+        with self._autocast():
+            logits = self.model(input_ids=ids.to(device), use_cache=False).logits
+        return cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(),
+            labels[:, 1:].flatten().to(device),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+
+    def _autocast(self) -> Any:
+        if self.precision == "bf16":
+            return torch.autocast(self.accelerator.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def read_losses(self) -> None:
+        """Bring the losses up to date, and stop if one is not a number. All processes find the same."""
+        if not self._unread:
+            return
+        # Each process has its share of a loss. The norms are the same in all; summed, they differ nowhere in being finite.
+        numbers = self.accelerator.reduce(torch.stack(self._unread), "sum")
+        self._unread.clear()
+        for loss, norm in numbers.tolist():
+            step = len(self.losses) + 1
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
+                raise DivergedError(
+                    f"the {what} at step {step} of {self.steps}; nothing was saved. A lower learning_rate "
+                    f"(it is {self.settings.learning_rate:g}) or a longer warmup usually helps."
+                )
+            self.losses.append(loss)
+
+    def epoch_losses(self) -> tuple[float, ...]:
+        """The mean loss of each epoch over its tokens."""
+        found = []
+        for epoch in range(self.settings.epochs):
+            order = epoch_order(len(self.blocks), self.settings.seed, epoch)
+            counts = [self.blocks.targets(rows) for rows in order.split(self.settings.batch_size)]
+            losses = self.losses[epoch * self.steps_in_epoch :][: self.steps_in_epoch]
+            found.append(sum(map(lambda n, x: n * x, counts, losses)) / max(1, sum(counts)))
+        return tuple(found)

@@ -1,0 +1,345 @@
+"""Pushing to the Hub, over real HTTP to the loopback server; transformers and PEFT load back what was pushed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from peft import PeftModel
+from support import tiny_models
+from support.edited_model import Edited
+from support.hub_server import OTHER_TOKEN, HubServer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import BadValueError, HubError, LeakError, MismatchError, MissingFileError, UnsupportedError
+from hf_taskvec.evaluation import UnlearningReport, load_book
+from hf_taskvec.publishing.push import push_adapter, push_folder, push_merged, push_vector
+
+REPO = "me/forget"
+
+
+@pytest.fixture(scope="module")
+def merged(edited: Edited) -> Path:
+    return edited.vector.apply(edited.pair.base, edited.folder / "merged", scale=-0.5)
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# The three kinds, and back
+
+
+def test_a_merged_model_in_one_commit(hub: HubServer, edited: Edited, merged: Path) -> None:
+    pushed = push_folder(merged, REPO, report=edited.report)
+    assert pushed.changed and pushed.commit == hub.history(REPO)[0].sha
+    assert len(hub.history(REPO)) == 2  # the Hub's own first commit, and ours
+    files = hub.files(REPO)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "taskvec_apply.json"} <= set(files)
+    assert {"report/report.json", "report/report.md", "report/scores.png", "report/pareto.png"} <= set(files)
+    for revision in (None, pushed.commit):
+        loaded = AutoModelForCausalLM.from_pretrained(REPO, revision=revision)
+        assert_same(state(loaded), state(AutoModelForCausalLM.from_pretrained(merged)))
+    assert AutoTokenizer.from_pretrained(REPO)("Room 3.") == AutoTokenizer.from_pretrained(merged)("Room 3.")
+
+
+def test_the_books_texts_stay_here(hub: HubServer, edited: Edited, merged: Path) -> None:
+    push_folder(merged, REPO, report=edited.report)
+    published = hub.files(REPO)
+    passage = edited.report.passages[0]
+    assert passage.prompt in edited.report.to_json()
+    for name, data in published.items():
+        if name != "tokenizer.json":
+            assert passage.prompt.encode() not in data and passage.answer.encode() not in data, name
+    again = UnlearningReport.load(_written(edited.folder / "again.json", published["report/report.json"]))
+    assert again.scores == edited.report.scores and again.passages == ()
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_a_report_in_the_folder_is_found(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    out = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-1)
+    edited.report.save(out / "report")
+    (out / "report" / "store").mkdir()
+    (out / "report" / "store" / "texts.json").write_text("{}")
+    push_folder(out, REPO)
+    assert b"stands at **\xce\xbb = \xe2\x88\x921**" in hub.files(REPO)["README.md"]
+    assert not [name for name in hub.files(REPO) if "store" in name or "samples" in name]
+
+
+def test_a_report_of_another_edit_is_refused(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    other = (2 * edited.vector).apply(edited.pair.base, tmp_path / "other", scale=-0.5)
+    with pytest.raises(MismatchError, match="report is of another edit"):
+        push_folder(other, REPO, report=edited.report)
+    assert hub.count("POST") == 0
+
+
+def test_a_task_vector(hub: HubServer, edited: Edited) -> None:
+    pushed = edited.vector.push_to_hub("me/vector", private=True, commit_message="The vector")
+    assert hub.history("me/vector")[0].title == "The vector"
+    back = TaskVector.load("me/vector", revision=pushed.commit)
+    assert back.expression == edited.vector.expression
+    for name in edited.vector:
+        assert torch.equal(back.dense(name), edited.vector.dense(name))
+    with pytest.raises(MissingFileError):
+        TaskVector.load("me/vector", token=OTHER_TOKEN)  # it is private
+
+
+def test_an_adapter(hub: HubServer, edited: Edited) -> None:
+    hub.add_repo("me/base", edited.pair.base)
+    hub.add_repo("me/tuned", edited.pair.tuned)
+    vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(include="*proj*").compress(rank=4)
+    push_adapter(vector, "me/adapter", scale=-1.0)
+    base = AutoModelForCausalLM.from_pretrained("me/base")
+    loaded = PeftModel.from_pretrained(base, "me/adapter").merge_and_unload()
+    model = AutoModelForCausalLM.from_pretrained("me/base")
+    with vector.applied_to(model, -1.0):
+        expected = state(model)
+    assert all(torch.allclose(loaded.state_dict()[name], expected[name], atol=1e-6) for name in expected)
+    # transformers finds the base by the name that the pushed config has.
+    assert AutoModelForCausalLM.from_pretrained("me/adapter") is not None
+    # An adapter on the Hub is a source for further vectors.
+    assert TaskVector.from_adapter("me/adapter").cosine(vector) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_a_merge_is_pushed_without_a_folder_of_the_users(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    pushed = edited.vector.push_to_hub(REPO, base=edited.pair.base, scale=-0.5)
+    merged = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-0.5)
+    assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
+    assert len(hub.history(REPO)) == 2 and pushed.changed
+
+
+def test_a_scaled_vector_is_pushed_as_such(hub: HubServer, edited: Edited) -> None:
+    edited.vector.push_to_hub("me/vector", scale=-0.5)
+    assert TaskVector.load("me/vector").expression == "-0.5*tuned"
+
+
+def test_a_merge_is_pushed_by_one_process(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedError, match="in the main one"):
+        push_merged(edited.vector, edited.pair.base, REPO)
+
+
+def test_bases_and_books_from_the_hub_by_revision(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    first = hub.add_repo("me/base", edited.pair.base)
+    hub.add_repo("me/base", edited.pair.tuned)  # main moves on
+    vector = TaskVector.from_finetuned(f"me/base@{first}", "me/base")
+    out = vector.apply(f"me/base@{first}", tmp_path / "out")
+    assert_same(tensors_of(out), tensors_of(edited.pair.tuned))
+    old = hub.add_repo("me/book", {"train.txt": edited.lamps.read_bytes()}, repo_type="dataset")
+    hub.add_repo("me/book", {"train.txt": edited.boats.read_bytes()}, repo_type="dataset")
+    assert "lamps" in load_book(f"me/book@{old}").text
+    assert "boats" in load_book("me/book").text
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: source.read() for name, source in tiny_models.tensors(folder).items()}
+
+
+# One commit, or none
+
+
+def test_unchanged_content_makes_no_commit(hub: HubServer, edited: Edited, merged: Path) -> None:
+    first = push_folder(merged, REPO, report=edited.report)
+    again = push_folder(merged, REPO, report=edited.report)
+    assert not again.changed and again.commit == first.commit
+    assert (hub.count("/commit/"), len(hub.history(REPO))) == (1, 2)
+
+
+def test_stale_weights_go_in_the_same_commit(hub: HubServer, edited: Edited, merged: Path, tmp_path: Path) -> None:
+    sharded = edited.vector.apply(edited.pair.base, tmp_path / "sharded", scale=-0.5, max_shard_size="60KB")
+    push_folder(sharded, REPO)
+    assert "model.safetensors.index.json" in hub.files(REPO)
+    hub.add_repo(REPO, {**hub.files(REPO), "notes.md": b"mine"})
+    before = len(hub.history(REPO))
+    push_folder(merged, REPO)
+    files = set(hub.files(REPO))
+    assert len(hub.history(REPO)) == before + 1
+    assert [name for name in files if "safetensors" in name] == ["model.safetensors"]
+    assert "notes.md" in files  # only weights of the same kind are ours to remove
+    assert_same(state(AutoModelForCausalLM.from_pretrained(REPO)), state(AutoModelForCausalLM.from_pretrained(merged)))
+
+
+def test_branches_and_pull_requests(hub: HubServer, merged: Path) -> None:
+    push_folder(merged, REPO, revision="forget-v1")
+    assert set(hub.files(REPO)) == {".gitattributes"}
+    assert "model.safetensors" in hub.files(REPO, "forget-v1")
+    pull = push_folder(merged, REPO, create_pr=True, commit_message="Forget", commit_description="Because.")
+    assert pull.pull_request is not None and pull.pull_request.endswith("/discussions/1")
+    assert set(hub.files(REPO)) == {".gitattributes"}
+    newest = hub.history(REPO, "refs/pr/1")[0]
+    assert (newest.title, newest.message) == ("Forget", "Because.")
+
+
+def test_a_failed_commit_leaves_nothing_and_the_next_push_resumes(hub: HubServer, merged: Path) -> None:
+    hub.fail_next("/commit/", status=503)
+    with pytest.raises(HubError, match="503"):
+        push_folder(merged, REPO)
+    assert set(hub.files(REPO)) == {".gitattributes"}
+    uploads = hub.count(f"PUT {hub.cdn_url}")
+    push_folder(merged, REPO)
+    assert hub.count(f"PUT {hub.cdn_url}") == uploads == 1  # the weights of the first try were kept
+    assert "model.safetensors" in hub.files(REPO)
+
+
+def test_a_dropped_upload_is_sent_again(hub: HubServer, merged: Path) -> None:
+    hub.drop_next_upload(after_bytes=1000)
+    push_folder(merged, REPO)
+    assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
+
+
+def test_a_500_that_goes_away(hub: HubServer, merged: Path) -> None:
+    hub.fail_next("/preupload/")
+    push_folder(merged, REPO)
+    assert [request.status for request in hub.log if "/preupload/" in request.line] == [500, 200]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(("token", "status"), [("hf_wrong", 401), (OTHER_TOKEN, 403)])
+def test_without_the_right_to_push(hub: HubServer, merged: Path, token: str, status: int) -> None:
+    with pytest.raises(HubError, match=f"{status}") as error:
+        push_folder(merged, REPO, token=token)
+    assert token not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_somebody_else_committed(hub: HubServer, merged: Path) -> None:
+    hub.fail_next("/commit/", status=412)
+    with pytest.raises(HubError, match="push again"):
+        push_folder(merged, REPO)
+
+
+def test_private_is_never_pushed_to_a_public_repository(hub: HubServer, merged: Path) -> None:
+    hub.add_repo(REPO, {"a": b"1"})
+    with pytest.raises(HubError, match="is public"):
+        push_folder(merged, REPO, private=True)
+    assert hub.files(REPO) == {"a": b"1"}
+
+
+def test_the_hub_cannot_be_reached(edited: Edited, merged: Path) -> None:
+    code = f"from hf_taskvec.publishing.push import push_folder; push_folder({str(merged)!r}, {REPO!r})"
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "HubError: the Hub could not be reached" in done.stderr.splitlines()[-1]
+
+
+def test_a_bad_name_and_a_bad_folder(hub: HubServer, edited: Edited, merged: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadValueError, match="not a name for a Hub repository"):
+        push_folder(merged, "me/a/b")
+    with pytest.raises(MissingFileError, match=r"taskvec_apply\.json"):
+        push_folder(edited.pair.base, REPO)
+    with pytest.raises(MissingFileError, match="no folder 'nowhere'"):
+        push_folder(tmp_path / "nowhere", REPO)
+    assert hub.count("POST") == 0
+
+
+def test_a_reference_to_local_folders_is_refused(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    edited.pair.vector().save(tmp_path / "reference", reference=True)
+    with pytest.raises(LeakError, match="reference to folders of this machine"):
+        push_folder(tmp_path / "reference", REPO)
+    assert hub.count("POST") == 0
+
+
+def test_a_reference_to_the_hub_is_pushed(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    hub.add_repo("me/base", edited.pair.base)
+    hub.add_repo("me/tuned", edited.pair.tuned)
+    TaskVector.from_finetuned("me/base", "me/tuned").save(tmp_path / "reference", reference=True)
+    push_folder(tmp_path / "reference", "me/reference")
+    assert set(hub.files("me/reference")) == {".gitattributes", "README.md", "taskvec.json"}
+    tiny_models.assert_gives_tuned(TaskVector.load("me/reference"), edited.pair)
+
+
+def test_paths_in_configs_stay_here(hub: HubServer, edited: Edited, merged: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(edited.pair.base).save_pretrained(base)
+    AutoTokenizer.from_pretrained(edited.pair.base).save_pretrained(base)
+    config = json.loads((base / "config.json").read_text()) | {"_name_or_path": str(base)}
+    (base / "config.json").write_text(json.dumps(config))
+    out = edited.vector.apply(base, tmp_path / "out", scale=-0.5)
+    push_folder(out, REPO)
+    assert "_name_or_path" not in json.loads(hub.files(REPO)["config.json"])
+    for name, data in hub.files(REPO).items():
+        assert str(tmp_path).encode() not in data, name
+    assert AutoModelForCausalLM.from_pretrained(REPO) is not None
+
+
+def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    out = edited.vector.apply(edited.pair.base, tmp_path / "out")
+    (out / "recipe.yaml").write_text("token: hf_" + "x" * 30)
+    with pytest.raises(LeakError, match=r"recipe\.yaml holds a token"):
+        push_folder(out, REPO)
+    (out / "recipe.yaml").write_text(f"token: {os.environ['HF_TOKEN']}")
+    with pytest.raises(LeakError, match=r"recipe\.yaml holds a token"):
+        push_folder(out, REPO)
+    (out / "recipe.yaml").write_text("scale: -0.6")
+    push_folder(out, REPO)
+    assert hub.files(REPO)["recipe.yaml"] == b"scale: -0.6"
+
+
+# Progress and memory
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_progress_bar(
+    hub: HubServer, merged: Path, capfd: pytest.CaptureFixture[str], shown: bool, before: bool
+) -> None:
+    """As asked, whatever others have switched on or off; and left as it was."""
+    was_off = are_progress_bars_disabled()
+    enable_progress_bars() if before else disable_progress_bars()
+    try:
+        push_folder(merged, REPO, progress=shown)
+        assert are_progress_bars_disabled() is not before
+    finally:
+        disable_progress_bars() if was_off else enable_progress_bars()
+    assert ("model.safetensors: 100%" in capfd.readouterr().err) is shown
+
+
+def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
+    """A model of 150 MB is merged and pushed; the peak of anonymous memory does not follow its size."""
+    base = tiny_models.make("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
+    pair = tiny_models.save_pair(tmp_path, base, tiny_models.tuned_copy(base))
+    size = sum(path.stat().st_size for path in pair.base.glob("*.safetensors")) / 2**20
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, time\n"
+        "from hf_taskvec import TaskVector\n"
+        "import hf_taskvec.publishing.push, huggingface_hub.hf_api, hf_taskvec.application.to_checkpoint\n"
+        "def anonymous():\n"
+        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "vector = TaskVector.from_finetuned(sys.argv[1], sys.argv[2])\n"
+        "before, peak, done = anonymous(), [0], []\n"
+        "def watch():\n"
+        "    while not done:\n"
+        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.002)\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "vector.push_to_hub('me/large', base=sys.argv[1], scale=-0.5)\n"
+        "done.append(1); thread.join()\n"
+        "print((peak[0] - before) / 1024)\n"
+    )
+    run = [sys.executable, str(script), str(pair.base), str(pair.tuned)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert size > 150
+    assert float(done.stdout.splitlines()[-1]) < 100  # 50 with one thread, for any size of the model
+    assert len(hub.files("me/large")["model.safetensors"]) > 150 * 2**20
+
+
+def test_push_vector_and_push_merged_are_functions_too(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    assert push_vector(edited.vector, "me/v").changed
+    assert push_merged(edited.vector, edited.pair.base, REPO, scale=-1, work_folder=tmp_path).changed
+    assert list(tmp_path.iterdir()) == []  # the temporary model is gone

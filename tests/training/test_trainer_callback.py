@@ -1,0 +1,102 @@
+"""`TaskVectorCallback` in a real `Trainer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.launched_training import StoppedError, make_blocks
+from support.tiny_models import TinyModels
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import (
+    OutputError,
+    UnsupportedError,
+)
+from hf_taskvec.training import TaskVectorCallback, TrainingSettings
+
+QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
+
+
+@pytest.fixture(scope="session")
+def base(models: TinyModels) -> Path:
+    return models.pair("phi").base
+
+
+@pytest.fixture
+def blocks() -> datasets.Dataset:
+    return make_blocks()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def trainer(
+    model: Any, blocks: datasets.Dataset, folder: Path, callback: TaskVectorCallback, **options: Any
+) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        **{"save_strategy": "no", **options},
+    )
+    data = blocks.add_column("labels", blocks["input_ids"][:])
+    return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback])
+
+
+@pytest.mark.parametrize("from_files", [True, False])
+def test_the_callback_saves_each_epoch(base: Path, blocks: datasets.Dataset, tmp_path: Path, from_files: bool) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    callback = TaskVectorCallback(tmp_path / "vectors", base if from_files else None)
+    trainer(model, blocks, tmp_path / "trainer", callback).train()
+    assert names(tmp_path / "vectors") == ["epoch-1", "epoch-2"]
+    last = TaskVector.load(tmp_path / "vectors" / "epoch-2")
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(before[name] + last.dense(name), tensor, rtol=0, atol=1e-7)
+    assert 0 < TaskVector.load(tmp_path / "vectors" / "epoch-1").norm() < last.norm()
+    with pytest.raises(OutputError, match="already holds the vectors"):
+        trainer(model, blocks, tmp_path / "trainer", callback).train()
+
+
+def test_the_callback_on_an_adapter(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules=["q_proj"]))
+    trainer(model, blocks, tmp_path / "trainer", TaskVectorCallback(tmp_path / "vectors")).train()
+    last = TaskVector.load(tmp_path / "vectors" / "epoch-2")
+    expected = TaskVector.from_adapter(model)
+    assert set(last) == set(expected) and "low-rank" in repr(last)
+    for name in expected:
+        torch.testing.assert_close(last.dense(name), expected.dense(name))
+
+
+def test_the_callback_when_training_is_resumed(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+    """The vector is that against the first start, not against where the resumed run began."""
+
+    class Stop(TaskVectorCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            super().on_epoch_end(args, state, control, **kwargs)
+            raise StoppedError
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    options = {"save_strategy": "steps", "save_steps": 3}
+    with pytest.raises(StoppedError):
+        trainer(model, blocks, tmp_path / "trainer", Stop(tmp_path / "vectors"), **options).train()
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with pytest.raises(UnsupportedError, match=r"does not hold the weights it started from.*base="):
+        resumed = trainer(model, blocks, tmp_path / "trainer", TaskVectorCallback(tmp_path / "other"), **options)
+        resumed.train(resume_from_checkpoint=True)
+    resumed = trainer(model, blocks, tmp_path / "trainer", TaskVectorCallback(tmp_path / "vectors"), **options)
+    resumed.train(resume_from_checkpoint=True)
+    last = TaskVector.load(tmp_path / "vectors" / "epoch-2")
+    expected = TaskVector.from_finetuned(base, model)
+    assert last.norm() == pytest.approx(expected.norm(), rel=1e-6)
