@@ -1,0 +1,128 @@
+"""The processes of an `accelerate launch`, or the one process that there is.
+
+Everything that has to know about other processes asks here. accelerate is imported only where there are several
+processes, or where a device is asked for.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hf_taskvec.errors import BadValueError, TaskVectorError
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator, PartialState
+
+Result = TypeVar("Result")
+
+
+class Processes:
+    """All processes of this run, seen from one of them. The names are those of accelerate's `PartialState`.
+
+    >>> alone = Processes()
+    >>> alone.num_processes, alone.is_main_process, alone.gather("value")
+    (1, True, ['value'])
+    """
+
+    def __init__(self, state: "PartialState | None" = None) -> None:
+        self._state = state
+
+    @property
+    def process_index(self) -> int:
+        """The number of this process."""
+        return self._state.process_index if self._state else 0
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes there are."""
+        return self._state.num_processes if self._state else 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self._state.is_local_main_process if self._state else True
+
+    @property
+    def device(self) -> "torch.device":
+        """The device of this process, as accelerate chooses it."""
+        return (self._state or _partial_state()).device
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has come here."""
+        if self._state:
+            self._state.wait_for_everyone()
+
+    def gather(self, value: Any) -> list[Any]:
+        """A small value from every process, in the order of processes; every process must call this."""
+        if self.num_processes == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        return list(gather_object([value]))
+
+    def all_reduce(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        """The sum of a CPU tensor over all processes, on the CPU."""
+        if self.num_processes == 1:
+            return tensor
+        import torch
+
+        there = tensor.to(self.device, copy=True)
+        torch.distributed.all_reduce(there)
+        return there.cpu()
+
+    def together(self, work: Callable[[], Result], main_only: bool = False) -> Result | None:
+        """What `work` gives; if it fails in any process it fails in all, so that none waits for another forever.
+
+        With `main_only`, only the main process does the work, and the others get `None`.
+        """
+        result, failure = None, None
+        if self.is_main_process or not main_only:
+            try:
+                result = work()
+            except TaskVectorError as error:
+                failure = error
+        failures = self.gather(str(failure) if failure else "")
+        if failure:
+            raise failure
+        if any(failures):
+            raise BadValueError(f"another process failed: {next(filter(None, failures))}")
+        return result
+
+
+def processes() -> Processes:
+    """The processes of this run, as `accelerate launch` (or the caller's own `Accelerator`) set them up."""
+    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return Processes(_partial_state() if is_launched or _is_set_up() else None)
+
+
+def make_accelerator() -> "Accelerator":
+    """An `Accelerator` over the processes of `accelerate launch`, or over this one alone."""
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=_on_cpu())
+
+
+def _partial_state() -> "PartialState":
+    from accelerate import PartialState
+
+    # `Accelerator` reads this flag, a bare PartialState does not and would leave CPU processes unconnected.
+    return PartialState(cpu=_on_cpu())
+
+
+def _on_cpu() -> bool:
+    from accelerate.utils import parse_flag_from_env
+
+    return parse_flag_from_env("ACCELERATE_USE_CPU")
+
+
+def _is_set_up() -> bool:
+    """Whether somebody in this process has asked accelerate for its processes already."""
+    accelerate = sys.modules.get("accelerate")
+    return accelerate is not None and bool(accelerate.PartialState._shared_state)

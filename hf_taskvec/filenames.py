@@ -1,0 +1,29 @@
+"""The names of the files that tell what a folder holds: those of transformers and PEFT, and our own."""
+
+#: of a model
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+#: every form in which a folder may hold a model's weights, the preferred one first
+MODEL_WEIGHTS = (WEIGHTS, WEIGHTS_INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+#: of a PEFT adapter
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_SAFETENSORS = "adapter_model.safetensors"
+ADAPTER_WEIGHTS = (ADAPTER_SAFETENSORS, "adapter_model.bin")
+
+#: a saved task vector, for people to read; its tensors lie beside it
+VECTOR_RECORD = "taskvec.json"
+#: the record of a model that `apply` wrote
+MODEL_RECORD = "taskvec_apply.json"
+#: the record of an adapter that `to_adapter` wrote, which tells it from one that somebody trained
+ADAPTER_RECORD = "taskvec_adapter.json"
+#: the record of a fine-tuning run
+TRAINING_RECORD = "training.json"
+#: the command that wrote a folder; it may name paths of this machine
+COMMAND_RECORD = "taskvec-command.json"
+
+#: the report of a sweep, and the folder that holds one beside a model, an adapter or a vector
+REPORT_JSON = "report.json"
+REPORT_MARKDOWN = "report.md"
+REPORT_FOLDER = "report"
