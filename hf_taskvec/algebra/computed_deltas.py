@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from hf_taskvec.algebra.deltas import Delta
+from hf_taskvec.algebra.deltas import Delta, DeltaWriter, Dense
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, describe, numel
 from hf_taskvec.algebra.sums import Sum, Term
+from hf_taskvec.errors import UnsupportedError
 
 Terms = tuple[Term, ...]
 
@@ -127,6 +128,14 @@ class Computed(Delta):
     @property
     def is_single(self) -> bool:
         return True
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
+        if writer.reference:
+            raise UnsupportedError(
+                f"{name} is computed by a merging rule, so no file can be referred to. Save the vector without "
+                "reference=True."
+            )
+        return {"kind": Dense.kind, "parts": writer.rounded(key, name, self)}
 
     @cached_property
     def _tiles(self) -> list[Tiles]:

@@ -2,36 +2,62 @@
 
 A delta is a frozen value over `Source`s. It can add `weight x` its rows to an fp64 accumulator, which is all that
 evaluating an expression needs; deltas that are sums of stored tensors also show their `parts`, so that like tensors
-can be folded (two fine-tunes of one base read that base once).
+can be folded (two fine-tunes of one base read that base once). Whatever else differs between kinds is a method here, so
+that a new kind of change is one class.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from hf_taskvec.algebra.sources import RowsOf, Source, numel
-from hf_taskvec.errors import MismatchError, some
-
-# Elements in a tile: small enough that its fp64 accumulator (4 MiB) stays near a core, large enough that threads work
-# in torch and do not wait for each other in Python. Tiles depend on the shape alone, so an expression gives the same
-# bits live, streamed, and on any number of threads or processes.
-TILE = 1 << 19
-
-
-def tile_rows(shape: tuple[int, ...]) -> int:
-    """How many rows of a parameter make one tile."""
-    return max(1, TILE // max(1, numel(shape[1:])))
-
+from hf_taskvec.algebra.exact_difference import exact_parts
+from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, numel
+from hf_taskvec.algebra.stored_rows import add_rows_of, combine_rows
+from hf_taskvec.algebra.tiles import tiles_of_shape
+from hf_taskvec.errors import CorruptFileError, MismatchError, some
 
 # Sign and stored tensor, in the order in which they must be added.
 Parts = tuple[tuple[int, Source], ...]
 
 
+class DeltaWriter(Protocol):
+    """What a kind of change needs in order to be saved: somewhere to put its tensors.
+
+    `reference` says that the file shall name the tensors' own files instead of holding copies of them.
+    """
+
+    reference: bool
+
+    def source(self, key: str, source: Source) -> Any:
+        """Have a tensor stored as it is, and get what stands for it in the record."""
+
+    def exact(self, key: str, name: str, delta: "Difference") -> list[str]:
+        """Have a difference stored without loss; the keys of its parts, none if nothing changed."""
+
+    def rounded(self, key: str, name: str, delta: "Delta") -> list[str]:
+        """Have a change stored as one dense tensor in the dtype that was asked for, else in fp32."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a dtype was asked for that dense changes are rounded to."""
+
+
 class Delta(ABC):
     """A change to one parameter."""
+
+    #: what a saved vector calls this kind of change; None for one that is stored as another kind
+    kind: ClassVar[str | None] = None
+    #: every kind that can be stored, by that name
+    kinds: ClassVar[dict[str, "type[Delta]"]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind is not None:
+            Delta.kinds[cls.kind] = cls
 
     @property
     @abstractmethod
@@ -53,6 +79,16 @@ class Delta(ABC):
         return None
 
     @property
+    def factors(self) -> "LowRank | None":
+        """The change as a product of two factors, if it is held so; else None."""
+        return None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only some of the parameter's rows are changed, whatever their number."""
+        return False
+
+    @property
     def is_single(self) -> bool:
         """Whether the change is made of fp32 numbers that `add_rows` gives as they are, whatever it adds them to."""
         return False
@@ -66,21 +102,59 @@ class Delta(ABC):
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         """Add `weight` times rows `start:stop` of the change to the fp64 tensor `out`."""
 
+    def only_rows(self, kept: tuple[int, ...]) -> "Delta":
+        """The change to the rows `kept` alone. Stays lazy where the kind allows it; here it is computed in fp64."""
+        change = torch.zeros(self.shape, dtype=torch.float64)
+        self.add_rows(change, 0, self.shape[0], 1.0)
+        return Rows(kept, Dense((InMemory(change[list(kept)]),)), self.shape[0])
 
-def _add_parts(parts: Parts, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
-    # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
-    change = out if weight.is_integer() else torch.zeros_like(out)
-    for sign, source in parts:
-        tensor = source.read()
-        rows = tensor if tensor.ndim == 0 else tensor[start:stop]
-        change.add_(rows.to(out), alpha=sign * weight if change is out else sign)
-    if change is not out:
-        out.add_(change.mul_(weight))
+    def owned(self, name: str) -> "Delta | None":
+        """The same change sharing no memory with a live model; None if nothing changed in the parameter `name`."""
+        raise AssertionError(f"{name}: a {type(self).__name__} is not made from a live model's weights")
+
+    @abstractmethod
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:
+        """The change to the parameter `name` as JSON, its tensors stored under `key`; None if nothing changed."""
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: "ReadSource") -> "Delta":
+        """The change of this kind that `to_record` described."""
+        raise AssertionError(f"{cls.__name__} is stored as another kind of change")
+
+
+#: from what stands for a tensor in a record to the tensor
+ReadSource = Callable[[Any], Source]
+
+
+def read_delta(entry: Mapping[str, Any], source: ReadSource) -> Delta:
+    """The change that a record describes, of whatever kind."""
+    kind = entry["kind"]
+    if kind not in Delta.kinds:
+        raise CorruptFileError(f"taskvec.json has a change of unknown kind {kind!r}. Upgrade hf_taskvec.")
+    return Delta.kinds[kind].from_record(entry, source)
+
+
+class _Stored(Delta):
+    """A change that is a sum of stored tensors."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Parts: ...
+
+    def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
+        # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
+        tensors = [(float(sign), source.read()) for sign, source in self.parts]
+        if weight.is_integer():
+            add_rows_of([(sign * weight, tensor) for sign, tensor in tensors], out, start, stop)
+        else:
+            out.add_(combine_rows(tensors, torch.empty_like(out), start, stop).mul_(weight))
 
 
 @dataclass(frozen=True)
-class Dense(Delta):
+class Dense(_Stored):
     """A stored change: one tensor, or high and low parts whose exact sum it is."""
+
+    kind = "dense"
 
     tensors: tuple[Source, ...]
 
@@ -100,13 +174,28 @@ class Dense(Delta):
     def parts(self) -> Parts:
         return tuple((1, tensor) for tensor in self.tensors)
 
-    def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
-        _add_parts(self.parts, out, start, stop, weight)
+    def only_rows(self, kept: tuple[int, ...]) -> Delta:
+        return Rows(kept, Dense(tuple(RowsOf(part, kept) for part in self.tensors)), self.shape[0])
+
+    def owned(self, name: str) -> Delta:
+        return Dense(tuple(InMemory(source.read().clone()) for source in self.tensors))
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
+        if writer.rounds:
+            return {"kind": self.kind, "parts": writer.rounded(key, name, self)}
+        parts = [writer.source(f"{key}.part{number}", part) for number, part in enumerate(self.tensors)]
+        return {"kind": self.kind, "parts": parts}
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
+        return cls(tuple(source(part) for part in entry["parts"]))
 
 
 @dataclass(frozen=True)
-class Difference(Delta):
+class Difference(_Stored):
     """`tuned - base`, two stored tensors that are read only when used."""
+
+    kind = "difference"
 
     base: Source
     tuned: Source
@@ -127,13 +216,29 @@ class Difference(Delta):
     def parts(self) -> Parts:
         return ((-1, self.base), (1, self.tuned))
 
-    def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
-        _add_parts(self.parts, out, start, stop, weight)
+    def only_rows(self, kept: tuple[int, ...]) -> Delta:
+        return Rows(kept, Difference(RowsOf(self.base, kept), RowsOf(self.tuned, kept)), self.shape[0])
+
+    def owned(self, name: str) -> Delta | None:
+        parts = exact_parts(self.tuned.read(), self.base.read(), name)
+        return Dense(tuple(InMemory(part) for part in parts)) if parts else None
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:
+        if writer.reference:
+            return {"kind": self.kind, "base": writer.source(key, self.base), "tuned": writer.source(key, self.tuned)}
+        parts = writer.rounded(key, name, self) if writer.rounds else writer.exact(key, name, self)
+        return {"kind": Dense.kind, "parts": parts} if parts else None
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
+        return cls(source(entry["base"]), source(entry["tuned"]))
 
 
 @dataclass(frozen=True)
 class LowRank(Delta):
     """`scaling * left @ right`, e.g. LoRA's `B @ A`. The factors are never changed or multiplied out."""
+
+    kind = "low-rank"
 
     left: Source
     right: Source
@@ -153,16 +258,37 @@ class LowRank(Delta):
         return (self.left, self.right)
 
     @property
+    def factors(self) -> "LowRank":
+        return self
+
+    @property
     def rank(self) -> int:
         return min(self.left.shape[1], *self.shape)
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         out.addmm_(self.left.read()[start:stop].to(out), self.right.read().to(out), alpha=weight * self.scaling)
 
+    def only_rows(self, kept: tuple[int, ...]) -> Delta:
+        left = self.left.read()
+        only = torch.zeros_like(left)
+        only[list(kept)] = left[list(kept)]
+        return LowRank(InMemory(only), self.right, self.scaling)
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
+        left, right = writer.source(f"{key}.left", self.left), writer.source(f"{key}.right", self.right)
+        return {"kind": self.kind, "scaling": self.scaling, "left": left, "right": right}
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
+        left, right = source(entry["left"]), source(entry["right"])
+        return cls(left, right, float(entry["scaling"]))
+
 
 @dataclass(frozen=True)
 class Rows(Delta):
     """A change to some rows of a parameter of `n_rows` rows: trained tokens, or a vocabulary of another size."""
+
+    kind = "rows"
 
     index: range | tuple[int, ...]
     inner: Delta
@@ -185,8 +311,28 @@ class Rows(Delta):
         return self.inner.sources
 
     @property
+    def is_partial(self) -> bool:
+        return True
+
+    @property
     def rank(self) -> int:
         return self.inner.rank
+
+    def owned(self, name: str) -> Delta | None:
+        inner = self.inner.owned(name)
+        return inner and Rows(self.index, inner, self.n_rows)
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:
+        index = self.index
+        rows = {"start": index.start, "stop": index.stop} if isinstance(index, range) else list(index)
+        inner = self.inner.to_record(key, name, writer)
+        return inner and {"kind": self.kind, "rows": rows, "of": self.n_rows, "change": inner}
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
+        rows = entry["rows"]
+        index = range(rows["start"], rows["stop"]) if isinstance(rows, dict) else tuple(rows)
+        return cls(index, read_delta(entry["change"], source), int(entry["of"]))
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         if isinstance(self.index, range):
@@ -210,6 +356,8 @@ class DoRA(Delta):
     `base` is the weight W that the adapter was trained on; the change stays tied to it wherever it is applied.
     `axis` says along which axis of the stored weight the outputs lie: 0 for `Linear`, 1 for `Conv1D` and embeddings.
     """
+
+    kind = "dora"
 
     base: Source
     low_rank: LowRank
@@ -239,10 +387,9 @@ class DoRA(Delta):
     @cached_property
     def _gain(self) -> torch.Tensor:
         """g, one number for each output. One pass over the base weight, in tiles."""
-        step = tile_rows(self.shape)
         squares = []
-        for start in range(0, self.shape[0], step):
-            rows = self._tuned_direction(start, min(start + step, self.shape[0]))
+        for start, stop in tiles_of_shape(self.shape):
+            rows = self._tuned_direction(start, stop)
             squares.append(rows.square_().sum(dim=1 - self.axis))
         norm = (torch.cat(squares) if self.axis == 0 else torch.stack(squares).sum(dim=0)).sqrt()
         return self.magnitude.read().double().flatten() / norm
@@ -252,6 +399,23 @@ class DoRA(Delta):
         gain = gain[start:stop, None] if self.axis == 0 else gain
         out.add_(self._tuned_direction(start, stop).to(out.device).mul_(gain), alpha=weight)
         out.add_(self.base.read()[start:stop].to(out), alpha=-weight)
+
+    def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "axis": self.axis,
+            "base": writer.source(f"{key}.base", self.base),
+            "magnitude": writer.source(f"{key}.magnitude", self.magnitude),
+            "low_rank": self.low_rank.to_record(key, name, writer),
+        }
+
+    @classmethod
+    def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
+        low_rank = read_delta(entry["low_rank"], source).factors
+        if low_rank is None:
+            raise CorruptFileError("taskvec.json has a DoRA change without low-rank factors.")
+        base, magnitude = source(entry["base"]), source(entry["magnitude"])
+        return cls(base, low_rank, magnitude, int(entry["axis"]))
 
 
 def _contradiction(what: str, *sources: Source, why: str = "which do not fit together") -> MismatchError:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.algebra.deltas import Dense, tile_rows
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
-from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.errors import BadValueError
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -62,13 +61,13 @@ def exact_rows(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterato
         yield (high, low.to(form.dtype))[: form.parts]
 
 
-def exact_difference(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Dense | None:
-    """`tuned - base` as a change that shares no memory with either; None if they are equal."""
+def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[torch.Tensor, ...]:
+    """`tuned - base` as new tensors whose exact sum it is; none if nothing changed."""
     form = exact_format(tuned, base, name)
     if not form.parts:
-        return None
-    tiles = zip(*exact_rows(tuned, base, form), strict=True)
-    return Dense(tuple(InMemory(torch.cat([r.reshape(-1) for r in part]).view(tuned.shape)) for part in tiles))
+        return ()
+    parts = zip(*exact_rows(tuned, base, form), strict=True)
+    return tuple(torch.cat([rows.reshape(-1) for rows in part]).view(tuned.shape) for part in parts)
 
 
 def _tiles(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -73,7 +73,7 @@ def compress(
     """The terms of the matrix `name` replaced by one low-rank term (or kept, where that would not be smaller)."""
     shape = terms[0].delta.shape
     held = sum(term.delta.rank for term in terms)
-    if target.rank is not None and target.rank >= (held if _are_factors(terms) else min(shape)):
+    if target.rank is not None and target.rank >= (held if are_factors(terms) else min(shape)):
         return Compressed(terms, min(held, *shape), 0.0)
     left, values, right, total = _decompose(name, terms, target, exact)
     if total == 0.0:
@@ -101,8 +101,9 @@ def singular_triples(name: str, terms: tuple[Term, ...], rank: int) -> _SVD:
     return left[:, :rank], values[:rank], right[:rank]
 
 
-def _are_factors(terms: Iterable[Term]) -> bool:
-    return all(isinstance(term.delta, LowRank) for term in terms)
+def are_factors(terms: Iterable[Term]) -> bool:
+    """Whether all terms are held as factors."""
+    return all(term.delta.factors is not None for term in terms)
 
 
 def _decompose(
@@ -110,7 +111,7 @@ def _decompose(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     """Singular triples, at least as many as the target needs, and the squared norm."""
     shape = terms[0].delta.shape
-    if _are_factors(terms) and sum(term.delta.rank for term in terms) < min(shape):
+    if are_factors(terms) and sum(term.delta.rank for term in terms) < min(shape):
         left, values, right = _svd_of_factors(name, list(terms))
         return left, values, right, values.square().sum().item()
     return _svd_of_dense(name, Sum(shape, terms), target, exact)
@@ -120,9 +121,10 @@ def stacked_factors(terms: Iterable[Term]) -> tuple[torch.Tensor, torch.Tensor]:
     """Low-rank terms' factors side by side in fp64, with weights and scalings folded into the left one."""
     lefts, rights = [], []
     for term in terms:
-        assert isinstance(term.delta, LowRank)
-        lefts.append(term.delta.left.read().double() * (term.weight * term.delta.scaling))
-        rights.append(term.delta.right.read().double())
+        product = term.delta.factors
+        assert product is not None
+        lefts.append(product.left.read().double() * (term.weight * product.scaling))
+        rights.append(product.right.read().double())
     return torch.cat(lefts, dim=1), torch.cat(rights, dim=0)
 
 
@@ -173,8 +175,11 @@ def _left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
 
 
 def _svd_by_qr(matrix: Sum) -> _SVD:
-    """All singular triples. A triangular factor, gathered tile by tile, keeps even the smallest accurate, which a
-    Gram matrix would not: it squares the values."""
+    """All singular triples.
+
+    A triangular factor, gathered tile by tile, keeps even the smallest accurate, which a Gram matrix would not: it
+    squares the values.
+    """
     rows, columns = matrix.shape
     tiny = torch.finfo(torch.float64).tiny
     if columns <= rows:

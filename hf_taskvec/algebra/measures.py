@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from hf_taskvec.algebra.deltas import LowRank, Parts
-from hf_taskvec.algebra.low_rank import stacked_factors
+from hf_taskvec.algebra.deltas import Parts
+from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, numel
 from hf_taskvec.algebra.sums import Sum, Term
@@ -81,8 +81,11 @@ def tiles_of(
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Runs of rows of several sums over one parameter, stacked: each stored tensor is read and converted once for all.
 
-    In fp32 if all that is stored has 16 bits, else in fp64, unless a `dtype` is given. The tiles are smaller than those
-    of `Sum.tiles`, which make the bits of weights: these only have to be quick.
+    In fp32 if all that is stored has 16 bits, else in fp64, unless a `dtype` is given.
+
+    This is the one place beside `Sum` that adds stored tensors up, and its numbers never become weights. It serves
+    norms and cosines of many vectors, where a tensor that several of them share shall be converted once, and where
+    tiles that stay in a core's cache count for more than the last bit.
     """
     if not vectors:
         return
@@ -120,7 +123,7 @@ def _difference(parts: Parts, rows: Mapping[Source, torch.Tensor]) -> torch.Tens
 def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor:
     """The norm of each row of a matrix (of each column, with `axis=1`), in fp64, from factors where it has them."""
     shape = terms[0].delta.shape
-    if all(isinstance(term.delta, LowRank) for term in terms):
+    if are_factors(terms):
         left, right = stacked_factors(terms)
         if axis:
             left, right = right.T, left.T
@@ -148,10 +151,11 @@ _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
 
 
 def _split(terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], _Factors]:
-    dense = tuple(term for term in terms if not isinstance(term.delta, LowRank))
-    factors = [
-        (t.weight * t.delta.scaling, t.delta.left.read().double(), t.delta.right.read().double())
-        for t in terms
-        if isinstance(t.delta, LowRank)
-    ]
-    return dense, factors
+    dense, factors = [], []
+    for term in terms:
+        if (product := term.delta.factors) is None:
+            dense.append(term)
+        else:
+            left, right = product.left.read().double(), product.right.read().double()
+            factors.append((term.weight * product.scaling, left, right))
+    return tuple(dense), factors

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_taskvec.algebra.scratch import buffer
+from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.errors import BadValueError
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -32,9 +32,11 @@ def round_once(
         return result.copy_(rows)
     size = tuple(rows.shape)
     bits = rows.view(torch.int64)
-    odd = torch.bitwise_and(bits, _BELOW_SINGLE, out=buffer(2, size, torch.float64, rows.device).view(torch.int64))
+    odd = torch.bitwise_and(
+        bits, _BELOW_SINGLE, out=buffer(Slot.CONVERTED, size, torch.float64, rows.device).view(torch.int64)
+    )
     odd.add_(_BELOW_SINGLE).bitwise_or_(bits).bitwise_and_(~_BELOW_SINGLE)
-    single = buffer(2, size, torch.float32, rows.device).copy_(odd.view(torch.float64))
+    single = buffer(Slot.CONVERTED, size, torch.float32, rows.device).copy_(odd.view(torch.float64))
     result.copy_(single)
     if dtype == torch.bfloat16 and _has_subnormal(single, result):
         # Below 2**-126 fp32 is subnormal too, and has fewer bits; bf16's numbers there are the multiples of 2**-133.
@@ -52,7 +54,7 @@ def _has_subnormal(single: torch.Tensor, half: torch.Tensor) -> bool:
     """
     if not half.numel():
         return False
-    glance = buffer(2, tuple(half.shape), torch.int16, half.device)
+    glance = buffer(Slot.CONVERTED, tuple(half.shape), torch.int16, half.device)
     if torch.bitwise_and(half.view(torch.int16), 0x7FFF, out=glance).amin() >= 0x0080:
         return False
     magnitude = single.view(torch.int32).bitwise_and_(0x7FFFFFFF)

@@ -10,10 +10,12 @@ from functools import cached_property
 
 import torch
 
-from hf_taskvec.algebra.deltas import Delta, LowRank, Parts, tile_rows
+from hf_taskvec.algebra.deltas import Delta, LowRank, Parts
 from hf_taskvec.algebra.rounding import round_once
-from hf_taskvec.algebra.scratch import buffer
+from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.algebra.sources import Source
+from hf_taskvec.algebra.stored_rows import combine_rows
+from hf_taskvec.algebra.tiles import tiles_of_shape
 
 # Elements of a right factor that are converted at a time, whatever its rank.
 _BLOCK = 1 << 18
@@ -75,8 +77,8 @@ class Sum:
             parts = term.delta.parts
             if weight == 0.0:
                 continue
-            if isinstance(term.delta, LowRank):
-                self._low_rank.append((weight, term.delta))
+            if (factors := term.delta.factors) is not None:
+                self._low_rank.append((weight, factors))
             elif parts is None:
                 self._others.append((weight, term.delta))
             elif not weight.is_integer():
@@ -133,30 +135,14 @@ class Sum:
         `target + (0.3 * a - 0.7 * b)`, as it is written.
         """
         if not ready.scaled:
-            self._combine(ready.folded, out, start, stop)
+            combine_rows(ready.folded, out, start, stop)
             return
-        summand = buffer(1, tuple(out.shape), out.dtype, self.device)
+        summand = buffer(Slot.SUMMAND, tuple(out.shape), out.dtype, self.device)
         for number, (weight, parts) in enumerate(ready.scaled):
-            change = self._combine(parts, summand if number else out, start, stop).mul_(weight)
+            change = combine_rows(parts, summand if number else out, start, stop).mul_(weight)
             if number:
                 out.add_(change)
-        out.add_(self._combine(ready.folded, summand, start, stop))
-
-    def _combine(self, tensors: _Tensors, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Coefficient x stored tensor, added up into `out`."""
-        if not tensors:
-            return out.zero_()
-        if [coefficient for coefficient, _ in tensors] == [-1.0, 1.0]:
-            tensors = tensors[::-1]  # -b + t is t - b to the last bit, and one pass less
-        for number, (coefficient, tensor) in enumerate(tensors):
-            rows = tensor[start:stop] if self.shape else tensor
-            if number == 0:
-                out.copy_(rows)
-                if coefficient != 1.0:
-                    out.mul_(coefficient)
-            else:
-                out.add_(buffer(2, tuple(out.shape), out.dtype, self.device).copy_(rows), alpha=coefficient)
-        return out
+        out.add_(combine_rows(ready.folded, summand, start, stop))
 
     def _add_products(self, out: torch.Tensor, factors: _Factors, start: int, stop: int) -> None:
         """Add the low-rank terms, in blocks of columns: whatever the rank, little of a factor is held at a time."""
@@ -172,19 +158,21 @@ class Sum:
         To be used at once: the next call of this thread may write over it.
         """
         size = self._size(start, stop)
-        out = buffer(3, size, dtype, self.device)
+        out = buffer(Slot.OUTPUT, size, dtype, self.device)
         if self._fits_single(dtype):
             if len(self._folded) == 2:
                 self._add_at_once(out, start, stop)
             else:
-                out.copy_(self.rows_into(buffer(0, size, torch.float32, self.device), start, stop))
+                out.copy_(self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float32, self.device), start, stop))
             # One NaN or infinity makes the sum so. A sum that is too large itself only costs the slower way.
             if out.sum().isfinite():
                 return out
         if self._is_one_addition(dtype) and self._add_change(out, start, stop).sum().isfinite():
             return out
         # fp64 also has room for what overflows on the way, and finds out what is wrong.
-        return round_once(self.rows_into(buffer(0, size, torch.float64, self.device), start, stop), dtype, name, out)
+        return round_once(
+            self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float64, self.device), start, stop), dtype, name, out
+        )
 
     def _add_at_once(self, out: torch.Tensor, start: int, stop: int) -> None:
         """Two stored tensors, added by torch's own 16-bit kernels: in fp32, rounded once, in one pass.
@@ -257,7 +245,7 @@ class Sum:
         numbers: there, at one element in 65,536 or fewer, the sum is taken in fp64.
         """
         (weight, delta), ((_, tensor),) = self._others[0], (self._prepared or self._prepare()).folded
-        change = buffer(1, tuple(out.shape), torch.float32, self.device).zero_()
+        change = buffer(Slot.SUMMAND, tuple(out.shape), torch.float32, self.device).zero_()
         delta.add_rows(change, start, stop, weight)
         base = (tensor[start:stop] if self.shape else tensor).to(self.device).reshape(-1)
         for first in range(0, out.numel(), _PART):
@@ -267,9 +255,7 @@ class Sum:
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""
-        rows, step = (self.shape[0] if self.shape else 1), tile_rows(self.shape)
-        for start in range(0, rows, step):
-            yield start, min(start + step, rows)
+        return tiles_of_shape(self.shape)
 
     def into(self, out: torch.Tensor, name: str) -> None:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
@@ -286,7 +272,8 @@ def _size(matrix: torch.Tensor) -> float:
 def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> None:
     """A part of `Sum._add_change`."""
     size = tuple(out.shape)
-    single, total, most, rest = (buffer(slot, size, torch.float32, out.device) for slot in (4, 5, 6, 7))
+    slots = (Slot.BASE, Slot.TOTAL, Slot.PART, Slot.REST)
+    single, total, most, rest = (buffer(slot, size, torch.float32, out.device) for slot in slots)
     out.copy_(torch.add(single.copy_(base), change, out=total))
     # What the sum has lost, exactly: (base - (total - most)) + (change - most), with most = total - base (Knuth's TwoSum).
     torch.sub(total, torch.sub(total, single, out=most), out=rest)

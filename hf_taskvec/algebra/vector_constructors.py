@@ -1,0 +1,292 @@
+"""The ways to make a task vector: from models, adapters, gradients, tensors and files.
+
+Each method that needs a higher package imports it when it is called; see `task_vector`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hf_taskvec.algebra.deltas import Dense, LowRank
+from hf_taskvec.algebra.linear_expression import LinearExpression
+from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
+from hf_taskvec.algebra.rounding import FLOATS
+from hf_taskvec.algebra.sources import InMemory, fingerprint
+from hf_taskvec.algebra.sums import Term
+from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from typing_extensions import Self
+
+    from hf_taskvec.algebra.task_vector import TaskVector
+
+#: a Hub id (`"me/model"` or `"me/model@revision"`), a folder, or a live model
+Model = str | Path | torch.nn.Module
+
+
+class VectorConstructors(LinearExpression):
+    """The class methods that make a `TaskVector`."""
+
+    @classmethod
+    def from_finetuned(
+        cls,
+        base: Model,
+        tuned: Model,
+        *,
+        name: str | None = None,
+        base_revision: str | None = None,
+        tuned_revision: str | None = None,
+        vocabulary: Literal["truncate", "extend"] | None = None,
+        token: str | bool | None = None,
+    ) -> "TaskVector":
+        """The vector `tuned - base` of a full fine-tune.
+
+        The difference is that of the real numbers, whatever the dtypes: a bf16 base and an fp32 fine-tune give an
+        exact fp32 change. Applying it rounds once, to the dtype of the model it is applied to.
+
+        Args:
+            base (`str`, `Path` or `torch.nn.Module`):
+                A Hub id (`"me/model"` or `"me/model@revision"`), a folder, or a live model. Files are mapped and read
+                only when used; of a live model the exact difference is taken at once, so that training or editing the
+                model afterwards does not change the vector.
+            tuned (`str`, `Path` or `torch.nn.Module`):
+                The fine-tuned model, given in the same ways.
+            name (`str`, *optional*):
+                The vector's label in expressions; by default made from the tuned model's name.
+            base_revision (`str`, *optional*):
+                Branch, tag or commit of the base, for a Hub id.
+            tuned_revision (`str`, *optional*):
+                The same of the fine-tune.
+            vocabulary (`str`, *optional*):
+                What to do when the embeddings differ in their number of rows: `"truncate"` compares the rows that both
+                have, `"extend"` also takes the fine-tune's additional rows as a change from zero. By default such
+                models are refused.
+            token (`str` or `bool`, *optional*):
+                As in transformers.
+
+        Returns:
+            `TaskVector`: The vector.
+
+        Raises:
+            `MismatchError`: If the two models do not have the same parameters.
+            `BadValueError`: If they are identical, or a weight is not finite.
+            `MissingFileError`: If a model is neither here nor on the Hub.
+        """
+        from hf_taskvec.extraction.from_finetuned import from_finetuned
+
+        return from_finetuned(
+            base,
+            tuned,
+            name=name,
+            base_revision=base_revision,
+            tuned_revision=tuned_revision,
+            vocabulary=vocabulary,
+            token=token,
+        )
+
+    @classmethod
+    def from_adapter(
+        cls,
+        adapter: "str | Path | PeftModel",
+        *,
+        base: Model | None = None,
+        name: str | None = None,
+        revision: str | None = None,
+        base_revision: str | None = None,
+        adapter_name: str | None = None,
+        token: str | bool | None = None,
+    ) -> "TaskVector":
+        """The vector of a LoRA adapter, its factors kept as factors.
+
+        LoRA on a tied input embedding changes the one stored weight, and so the output head too, as PEFT's merge
+        does. An adapter on the *head* of a tied model (LoRA or `modules_to_save` on `lm_head`) is kept as a change
+        to the head alone.
+
+        Args:
+            adapter (`str`, `Path` or `PeftModel`):
+                A folder, a Hub id, or a live `PeftModel`.
+            base (`str`, `Path` or `torch.nn.Module`, *optional*):
+                Needed only for what is not low-rank (`modules_to_save`, trained biases and tokens, DoRA); by default
+                the base that the adapter's config names.
+            name (`str`, *optional*):
+                The vector's label in expressions; by default made from the adapter's name.
+            revision (`str`, *optional*):
+                Branch, tag or commit of the adapter, for a Hub id.
+            base_revision (`str`, *optional*):
+                The same of the base.
+            adapter_name (`str`, *optional*):
+                Which adapter of a live `PeftModel`; by default the active one.
+            token (`str` or `bool`, *optional*):
+                As in transformers.
+
+        Returns:
+            `TaskVector`: The vector.
+
+        Raises:
+            `UnsupportedError`: If the adapter is of a kind that is no change to weights.
+            `MismatchError`: If the adapter and the base do not belong together.
+            `MissingFileError`: If the adapter, or a base that is needed, cannot be found.
+        """
+        from hf_taskvec.extraction.from_adapter import from_adapter
+
+        return from_adapter(
+            adapter,
+            base=base,
+            name=name,
+            revision=revision,
+            base_revision=base_revision,
+            adapter_name=adapter_name,
+            token=token,
+        )
+
+    @classmethod
+    def from_gradient(
+        cls,
+        model: torch.nn.Module,
+        data: Any,
+        learning_rate: float,
+        *,
+        name: str = "gradient",
+        batch_size: int = 8,
+        max_length: int | None = None,
+        tokenizer: Any = None,
+        progress: bool | None = None,
+    ) -> "TaskVector":
+        """The vector of one full-batch gradient step, `−learning_rate ∇L(θ)`: what one epoch of gradient descent gives.
+
+        L is the mean loss of the next token over all of the data, without dropout. The gradient is accumulated over
+        batches, in fp32 or better; under `accelerate launch` the processes share the rows. The model and its `.grad`
+        stay as they are.
+
+        Args:
+            model (`torch.nn.Module`):
+                A live causal language model; parameters that require no gradient are left out.
+            data (`datasets.Dataset`, sequences of token ids, or texts):
+                A data set needs a column `input_ids`.
+            learning_rate (`float`):
+                Of the step.
+            name (`str`, *optional*, defaults to `"gradient"`):
+                The vector's label in expressions.
+            batch_size (`int`, *optional*, defaults to 8):
+                Rows in a forward pass.
+            max_length (`int`, *optional*):
+                Cut rows to this many tokens.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*):
+                For texts.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
+
+        Returns:
+            `TaskVector`: The vector.
+
+        Raises:
+            `BadValueError`: If the gradient is zero or not finite, or the data cannot be predicted.
+            `UnsupportedError`: If the model is wrapped by PEFT, or holds fused experts.
+        """
+        from hf_taskvec.analysis.gradients import from_gradient
+
+        return from_gradient(
+            model,
+            data,
+            learning_rate,
+            name=name,
+            batch_size=batch_size,
+            max_length=max_length,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]], *, name: str = "tensors"
+    ) -> "Self":
+        """A vector from plain tensors. They are copied, so later changes to them do not reach the vector.
+
+        Args:
+            tensors (`Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]`):
+                For each parameter a dense change, or a pair `(left, right)` of low-rank factors.
+            name (`str`, *optional*, defaults to `"tensors"`):
+                The vector's label in expressions.
+
+        Returns:
+            `TaskVector`: The vector.
+
+        Raises:
+            `UnsupportedError`: If a tensor is not floating-point.
+            `MismatchError`: If two factors cannot be multiplied.
+        """
+        terms, sources = {}, {}
+        for key, value in tensors.items():
+            given = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) and len(value) != 2:
+                raise BadValueError(f"{key}: a low-rank change is given by two factors, not {len(value)}.")
+            for tensor in given:
+                if tensor.dtype not in FLOATS:
+                    raise UnsupportedError(f"{key}: a change must be floating-point, not {tensor.dtype}.")
+            copies = tuple(InMemory(tensor.detach().cpu().clone()) for tensor in given)
+            try:
+                delta = LowRank(*copies) if len(copies) == 2 else Dense(copies)
+            except MismatchError as error:
+                raise MismatchError(f"{key}: {error}") from None
+            terms[key] = (Term(1.0, delta),)
+            sources.update({f"{key}:{part}": copy for part, copy in enumerate(copies)})
+        record = ModelRecord(name, fingerprint=fingerprint(sources))
+        return cls(terms, Provenance.of(Origin(name, "given as tensors", tuned=record)))
+
+    @classmethod
+    def load(
+        cls,
+        where: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        verify: bool = True,
+    ) -> "TaskVector":
+        """A saved vector. Its files are mapped; nothing is read until used.
+
+        Args:
+            where (`str` or `Path`):
+                A folder or a Hub id (`"me/vector"` or `"me/vector@revision"`).
+            revision (`str`, *optional*):
+                Branch, tag or commit, for a Hub id.
+            token (`str` or `bool`, *optional*):
+                As in transformers.
+            verify (`bool`, *optional*, defaults to `True`):
+                Check each tensor against its checksum when it is first used.
+
+        Returns:
+            `TaskVector`: The vector.
+
+        Raises:
+            `MissingFileError`: If there is no saved vector there.
+            `CorruptFileError`: If a file is damaged.
+        """
+        from hf_taskvec.files.vector_format import load
+
+        return load(where, revision=revision, token=token, verify=verify)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+    ) -> "TaskVector":
+        """The same as `load`, by the name that transformers and PEFT have for it.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `Path`):
+                A folder or a Hub id.
+            revision (`str`, *optional*):
+                Branch, tag or commit, for a Hub id.
+            token (`str` or `bool`, *optional*):
+                As in transformers.
+
+        Returns:
+            `TaskVector`: The vector.
+        """
+        return cls.load(pretrained_model_name_or_path, revision=revision, token=token)
