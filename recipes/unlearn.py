@@ -27,7 +27,6 @@ from typing import Any, Literal
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.algebra.row_pruning import prune_rows
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.config_options import parse
@@ -82,7 +81,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     if config.rank is not None:
         vector = vector.compress(rank=config.rank)
     if config.prune_rows is not None:
-        vector = prune_rows(vector, config.prune_rows)
+        vector = vector.prune_rows(config.prune_rows)
 
     # 4. The reference: a model that never saw that book.
     reference = config.reference_model

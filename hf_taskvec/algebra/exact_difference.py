@@ -75,7 +75,7 @@ def _tiles(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tens
         yield tuned, base
         return
     step = tile_rows(tuple(tuned.shape))
-    yield from zip(tuned.split(step), base.split(step), strict=True)
+    yield from zip(torch.split(tuned, step), torch.split(base, step), strict=True)
 
 
 def _split(tuned: torch.Tensor, base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

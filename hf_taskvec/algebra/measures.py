@@ -144,7 +144,7 @@ def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor
 
 def norm(name: str, terms: tuple[Term, ...]) -> float:
     """The Frobenius norm of a sum of terms over the parameter `name`."""
-    return max(dot(name, terms, terms), 0.0) ** 0.5
+    return float(max(dot(name, terms, terms), 0.0) ** 0.5)
 
 
 _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]

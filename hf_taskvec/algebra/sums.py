@@ -149,7 +149,7 @@ class Sum:
         for weight, left, right in factors:
             rows = left[start:stop].to(out)
             width = max(1, _BLOCK // right.shape[0])
-            for columns, block in zip(out.split(width, dim=1), right.split(width, dim=1), strict=True):
+            for columns, block in zip(torch.split(out, width, dim=1), torch.split(right, width, dim=1), strict=True):
                 columns.addmm_(rows, block.to(out), alpha=weight)
 
     def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
@@ -266,7 +266,8 @@ class Sum:
 def _size(matrix: torch.Tensor) -> float:
     """The root mean square of the elements, from at most 64 rows."""
     rows = matrix[:: 1 + matrix.shape[0] // 64]
-    return torch.linalg.vector_norm(rows, dtype=torch.float32).item() / max(1, rows.numel()) ** 0.5
+    norm: float = torch.linalg.vector_norm(rows, dtype=torch.float32).item()
+    return norm / float(max(1, rows.numel()) ** 0.5)
 
 
 def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> None:

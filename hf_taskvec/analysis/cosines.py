@@ -89,7 +89,7 @@ def cosine_matrix(
     by_parameter = {}
 
     def products_of(name: str) -> torch.Tensor:
-        return measures.gram(name, [vector[name] for vector in named.values() if name in vector])
+        return measures.gram(name, [vector[name].terms for vector in named.values() if name in vector])
 
     with workers() as run:
         found_products = progress_bar(run(products_of, parameters), "Comparing", progress, total=len(parameters))

@@ -14,7 +14,8 @@ from hf_taskvec.algebra.provenance import Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.algebra.task_vector import Model, TaskVector
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.analysis.cosines import check_alike
 from hf_taskvec.analysis.token_batches import (
     Data,
@@ -190,7 +191,7 @@ def gradient_alignment(
     parameters = list(dict.fromkeys(name for vector in named.values() for name in vector))
     for name in progress_bar(parameters, "Aligning", progress):
         owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
-        gram[owners[:, None], owners] += measures.gram(name, [v[name] for v in named.values() if name in v])
+        gram[owners[:, None], owners] += measures.gram(name, [v[name].terms for v in named.values() if name in v])
     norms = gram.diagonal().clamp_min(0).sqrt()
     _check_directions(norms.tolist(), count)
     cosines = (gram / (norms[:, None] * norms)).clamp(-1, 1).tolist()

@@ -144,7 +144,7 @@ def _terms_of(
     The terms are a vector's, or a model's weights as if they were changes from 0.
     """
     if isinstance(of, TaskVector):
-        return of, _transposed_in(of), {}, of.expression
+        return {name: each.terms for name, each in of.items()}, _transposed_in(of), {}, of.expression
     model = open_model(of, revision, token)
     terms = {name: (Term(1.0, Dense((source,))),) for name, source in model.tensors.items()}
     return terms, model.layout.conv1d if model.layout.architecture else None, model.config, model.name
@@ -238,11 +238,11 @@ def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
     check_vectors(vector)
     found = []
     conv1d = _transposed_in(vector)
-    for name, terms in vector.items():
+    for name, change in vector.items():
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:
             continue
-        norms = measures.row_norms(name, terms, axis=int(is_transposed(name, vector.shape(name), conv1d)))
+        norms = measures.row_norms(name, change.terms, axis=int(is_transposed(name, vector.shape(name), conv1d)))
         found.append(LargeRows(name, place.layer, norms, max(ratio * norms.max().item(), 5e-324)))
     if not found:
         raise BadValueError(f"{vector.expression} changes no first matrix of an MLP.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_taskvec.algebra.deltas import Dense, LowRank
+from hf_taskvec.algebra.deltas import Dense
 from hf_taskvec.algebra.low_rank import stacked_factors
 from hf_taskvec.algebra.measures import tiles_of
 from hf_taskvec.algebra.rounding import not_finite
@@ -51,7 +51,7 @@ class Part:
     @property
     def rank(self) -> int | None:
         """The width of its factors side by side; None if it is not low-rank."""
-        widths = [term.delta.left.shape[1] for term in self.terms if isinstance(term.delta, LowRank)]
+        widths = [f.left.shape[1] for term in self.terms if (f := term.delta.factors) is not None]
         return sum(widths) if len(widths) == len(self.terms) else None
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:

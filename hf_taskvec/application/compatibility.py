@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from hf_taskvec.algebra.deltas import Rows
 from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -19,7 +18,7 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
     for name in vector:
         shape, found = vector.shape(name), model.tensors[name].shape
         grows = may_grow and is_vocabulary(name) and shape[1:] == found[1:] and shape[:1] > found[:1]
-        if not (grows and all(isinstance(term.delta, Rows) for term in vector[name])):
+        if not (grows and all(term.delta.is_partial for term in vector[name].terms)):
             _check_shape(name, shape, model.tensors)
     if strict_base:
         _check_base(vector, model)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.algebra.deltas import LowRank
 from hf_taskvec.algebra.low_rank import stacked_factors
 from hf_taskvec.algebra.parameter_names import perhaps_conv1d, perhaps_tied
 from hf_taskvec.algebra.rounding import round_once
@@ -52,7 +51,7 @@ def to_adapter(
     layout = known.layout
     if layout.shapes:
         check_fits(vector, known, may_grow=dense == "drop")
-    low_rank = {n: t for n, t in vector.items() if all(isinstance(each.delta, LowRank) for each in t)}
+    low_rank = {name: change.terms for name, change in vector.items() if change.is_low_rank}
     rest = [name for name in vector if name not in low_rank]
     if rest and dense == "refuse":
         raise UnsupportedError(
@@ -251,5 +250,5 @@ def _save_whole(
 def _whole(vector: TaskVector, model: Checkpoint, name: str) -> torch.Tensor:
     source = model.tensors[name]
     out = torch.empty(source.shape, dtype=source.dtype)
-    Sum(source.shape, vector.get(name, ()), source).into(out, name)
+    Sum(source.shape, vector.terms_of(name), source).into(out, name)
     return out

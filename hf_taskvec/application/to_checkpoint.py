@@ -124,7 +124,7 @@ def _plan(
     for raw, source in stored.items():
         name = canonical.get(raw, raw)
         name = checkpoint.layout.tied.get(name, name)
-        terms = vector[name] if raw in canonical and name in vector else ()
+        terms = vector[name].terms if raw in canonical and name in vector else ()
         to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
         tensors[raw] = _Tensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
     by_file: dict[str, dict[str, _Tensor]] = {}

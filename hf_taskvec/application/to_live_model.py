@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from hf_taskvec.algebra.deltas import LowRank
+from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.sums import Sum, Term
@@ -142,7 +142,7 @@ class MergedEdit(Edit):
                 weight.restore(original)
                 continue
             target = torch.empty(original.shape, dtype=original.dtype) if weight.is_offloaded else weight.value()
-            whole = Sum(original.shape, self.vector[name], original, scale, device=target.device)
+            whole = Sum(original.shape, self.vector[name].terms, original, scale, device=target.device)
             whole.into(target, name)
             if weight.is_offloaded:
                 weight.write(target)
@@ -166,8 +166,8 @@ class AttachedEdit(Edit):
         layers: dict[torch.nn.Module, list[tuple[str, tuple[Term, ...]]]] = {}
         for name in vector:
             for owner, kind in weights[name].owners:
-                layers.setdefault(owner, []).append((kind, vector[name]))
-            _check_attachable(name, vector[name], weights[name])
+                layers.setdefault(owner, []).append((kind, vector[name].terms))
+            _check_attachable(name, vector[name].terms, weights[name])
         super().__init__(vector, model)
         for layer, changes in layers.items():
             hook = _hook(layer, changes, self._scale_for)
@@ -315,7 +315,7 @@ def _check_attachable(name: str, terms: tuple[Term, ...], weight: LiveWeight) ->
 
     for owner, kind in weight.owners:
         linear = isinstance(owner, torch.nn.Linear | Conv1D)
-        low_rank = all(isinstance(term.delta, LowRank) for term in terms)
+        low_rank = are_factors(terms)
         if kind == "weight" and low_rank and (linear or isinstance(owner, torch.nn.Embedding)):
             continue
         if kind == "bias" and linear:
@@ -343,9 +343,9 @@ def _hook(
     biases, products = [], []
     for kind, terms in changes:
         for term in terms:
-            if isinstance(term.delta, LowRank):
-                left, right = term.delta.left.read().float(), term.delta.right.read().float()
-                weight = term.weight * term.delta.scaling
+            if (product := term.delta.factors) is not None:
+                left, right = product.left.read().float(), product.right.read().float()
+                weight = term.weight * product.scaling
                 if isinstance(layer, torch.nn.Linear):  # y = x W', so the change is x R' L'
                     left, right = right.T, left.T
                 products.append((left.contiguous(), right.contiguous() * weight))

@@ -142,7 +142,7 @@ def from_adapter(
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
     record = origin_base.record() or _named_base(found, layout)
-    rank = sorted({t.delta.rank for each in terms.values() for t in each if isinstance(t.delta, LowRank)})
+    rank = sorted({t.delta.rank for each in terms.values() for t in each if t.delta.factors is not None})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
     tuned = ModelRecord(found.name, found.revision, fingerprint=fingerprint(found.tensors))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows, tile_rows
-from hf_taskvec.algebra.exact_difference import exact_difference
+from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows
 from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
-from hf_taskvec.algebra.sources import InMemory, RowsOf, Source
+from hf_taskvec.algebra.sources import RowsOf, Source
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import is_peft_model
@@ -41,7 +41,7 @@ def from_finetuned(
     for key, source in old.tensors.items():
         pair = (source, new.tensors[key])
         deltas = _resized(key, *pair, vocabulary) if pair[0].shape != pair[1].shape else (Difference(*pair),)
-        terms[key] = [Term(1.0, delta) for each in deltas if (delta := _owned(each, key) if is_live else each)]
+        terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
     how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
     origin = Origin(name or label_for(new.name), how, old.record(), new.record())
     return TaskVector(terms, Provenance.of(origin))
@@ -132,14 +132,3 @@ def _resized(name: str, base: Source, tuned: Source, vocabulary: str | None) -> 
         return (shared,)
     added = range(rows, new_rows)
     return (Rows(common, shared, new_rows), Rows(added, Dense((RowsOf(tuned, added),)), new_rows))
-
-
-def _owned(delta: Delta, name: str) -> Delta | None:
-    """The same change sharing no memory with a live model; None if nothing changed."""
-    if isinstance(delta, Rows):
-        inner = _owned(delta.inner, name)
-        return inner and Rows(delta.index, inner, delta.n_rows)
-    if isinstance(delta, Dense):
-        return Dense(tuple(InMemory(source.read().clone()) for source in delta.tensors))
-    assert isinstance(delta, Difference)
-    return exact_difference(delta.tuned.read(), delta.base.read(), name)

@@ -24,13 +24,14 @@ import torch
 
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.computed_deltas import Computed
-from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows, tile_rows
+from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows
 from hf_taskvec.algebra.exact_difference import Format, exact_format, exact_rows
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, parse_dtype, round_once
 from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, samples, tensor_bytes
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.errors import (
     BadValueError,
     ChangedSourceError,
@@ -207,7 +208,7 @@ def save(
     most = parse_size(max_shard_size)
     encoder = _Encoder(dtype, reference)
     with new_folder(folder, JSON_NAME, overwrite) as part:
-        parameters = {name: each for name in vector if (each := encoder.terms(name, vector[name]))}
+        parameters = {name: each for name in vector if (each := encoder.terms(name, vector[name].terms))}
         document: dict[str, Any] = {
             "format": FORMAT,
             "library": __version__,

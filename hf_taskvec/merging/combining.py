@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hf_taskvec.algebra.linear_expression import check_shape
 from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.algebra.task_vector import TaskVector, check_shape
+from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError, some
 from hf_taskvec.merging.rules_by_name import Change, Parameter, Rule, find_rule
 
@@ -47,13 +48,14 @@ def combine(
     if found.linear:
         parts = zip(found.function(scales, **options), vectors, strict=True)
         total = sum((coefficient * vector for coefficient, vector in parts), start=TaskVector({}))
-        return TaskVector(total, _by_rule(total.provenance, found))
+        terms = {name: change.terms for name, change in total.items()}
+        return TaskVector(terms, _by_rule(total.provenance, found))
     labels = _labels(vectors)
     layers = layer_count(name for vector in vectors for name in vector)
     terms = {}
     for name in dict.fromkeys(name for vector in vectors for name in vector):
         changes = tuple(
-            Change(index, labels[index], scale, vector[name])
+            Change(index, labels[index], scale, vector[name].terms)
             for index, (vector, scale) in enumerate(zip(vectors, scales, strict=True))
             if name in vector and scale != 0.0
         )

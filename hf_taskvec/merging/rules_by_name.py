@@ -15,6 +15,7 @@ import torch
 
 from hf_taskvec.algebra.computed_deltas import Computed, Factored, Statistic, TileFunction
 from hf_taskvec.algebra.deltas import LowRank
+from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
@@ -39,7 +40,7 @@ class Change:
     @property
     def is_low_rank(self) -> bool:
         """Whether the change is held as factors."""
-        return all(isinstance(term.delta, LowRank) for term in self.terms)
+        return are_factors(self.terms)
 
 
 @dataclass(frozen=True)

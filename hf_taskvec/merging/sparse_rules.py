@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hf_taskvec.algebra.computed_deltas import Statistic, TileFunction, Tiles, borrowed
-from hf_taskvec.algebra.row_pruning import MLP, prune_rows
+from hf_taskvec.algebra.row_pruning import MLP
 from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -51,10 +51,12 @@ def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
     kept = share("fraction", fraction)
     if not MLP.search(parameter.name) or len(parameter.shape) != 2:
         return parameter.sum()
-    pruned = [prune_rows(TaskVector({parameter.name: change.terms}), kept) for change in parameter.changes]
+    pruned = [TaskVector({parameter.name: change.terms}).prune_rows(kept) for change in parameter.changes]
     pairs = zip(parameter.changes, pruned, strict=True)
     return [
-        Term(change.weight * term.weight, term.delta) for change, vector in pairs for term in vector[parameter.name]
+        Term(change.weight * term.weight, term.delta)
+        for change, vector in pairs
+        for term in vector.terms_of(parameter.name)
     ]
 
 

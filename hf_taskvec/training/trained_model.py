@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.algebra.provenance import ModelRecord
-from hf_taskvec.algebra.task_vector import Model, TaskVector
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.models.checkpoint import open_checkpoint

@@ -15,7 +15,6 @@ from laboratory.claims import Claim
 from tqdm.auto import tqdm
 
 from hf_taskvec import TaskVector
-from hf_taskvec.algebra.row_pruning import prune_rows
 from hf_taskvec.analysis import Recommendation, Transfer, recommend_scales
 
 PAPER = "When is task vector provably effective for model editing? (Li et al. 2025)"
@@ -142,7 +141,7 @@ class Laboratory:
     def largest(self, vector: TaskVector, rows: int) -> TaskVector:
         """The vector with so many rows of ΔV, those of the largest norm."""
         half_less = (rows - 0.5) / self.setting.width  # a share that is rounded up to `rows`
-        return prune_rows(vector, half_less, include=re.compile("^V$"))
+        return vector.prune_rows(half_less, include=re.compile("^V$"))
 
 
 @dataclass(frozen=True)

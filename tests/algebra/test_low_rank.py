@@ -76,7 +76,7 @@ def test_full_rank_is_exact(shape: tuple[int, int]) -> None:
         assert full.discarded["w"] == 0.0
     low = of_factors((random(shape[0], 3).float(), random(3, shape[1]).float()))
     assert error(low, low.compress(rank=3)) == 0.0
-    assert low.compress(rank=3)["w"][0].delta is low["w"][0].delta
+    assert low.compress(rank=3)["w"].terms[0].delta is low["w"].terms[0].delta
 
 
 @pytest.mark.parametrize("option", [{"energy": 1.0}, {"tolerance": 0.0}])

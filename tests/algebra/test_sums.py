@@ -12,7 +12,7 @@ from support import tiny_models
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank
-from hf_taskvec.algebra.exact_difference import exact_difference, exact_format
+from hf_taskvec.algebra.exact_difference import exact_format
 from hf_taskvec.algebra.rounding import parse_dtype, round_once
 from hf_taskvec.algebra.sources import InMemory, Source
 from hf_taskvec.algebra.sums import Sum, Term
@@ -392,10 +392,15 @@ def number_pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return pair[0], pair[1]
 
 
+def exact_difference(tuned: torch.Tensor, base: torch.Tensor, name: str = "w") -> Dense | None:
+    """The difference as a vector of live models holds it: sharing no memory with either."""
+    return Difference(InMemory(base), InMemory(tuned)).owned(name)
+
+
 @given(number_pairs())
 def test_exact_difference_is_exact(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     tuned, base = pair
-    delta = exact_difference(tuned, base, "w")
+    delta = exact_difference(tuned, base)
     assert exact_value(delta, 0) == Fraction(tuned.item()) - Fraction(base.item())
     assert (delta is None) == (tuned.item() == base.item())
 
@@ -404,7 +409,7 @@ def test_exact_difference_is_exact(pair: tuple[torch.Tensor, torch.Tensor]) -> N
 def test_a_typical_difference_is_exact_and_small(dtype: torch.dtype) -> None:
     base = _normal(dtype, 0)
     tuned = (base.double() + _normal(torch.float64, 1) * 1e-3).to(dtype)
-    delta = exact_difference(tuned, base, "w")
+    delta = exact_difference(tuned, base)
     assert delta is not None
     for i in range(len(base)):
         assert exact_value(delta, i) == Fraction(tuned[i].item()) - Fraction(base[i].item())

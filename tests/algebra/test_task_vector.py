@@ -116,10 +116,10 @@ def vector(name: str = "v", **tensors: torch.Tensor) -> TaskVector:
 
 def test_like_terms_fold() -> None:
     a, b = vector("a"), vector("b")
-    (term,) = (a + a)["w"]
+    (term,) = (a + a)["w"].terms
     assert term.weight == 2.0
-    assert term.delta is a["w"][0].delta
-    assert len((a + b)["w"]) == 2
+    assert term.delta is a["w"].terms[0].delta
+    assert len((a + b)["w"].terms) == 2
     assert (a + b - a) == b
     assert len(a - a) == 0
     assert (a - a).norm() == 0.0
@@ -131,9 +131,9 @@ def test_factors_are_never_touched() -> None:
     v = TaskVector.from_tensors({"w": (left, right)})
     other = TaskVector.from_tensors({"w": (torch.randn(4, 1), torch.randn(1, 3))})
     combined = -0.5 * v + 2 * other
-    mine, theirs = combined["w"]
+    mine, theirs = combined["w"].terms
     assert (mine.weight, theirs.weight) == (-0.5, 2.0)
-    assert mine.delta is v["w"][0].delta
+    assert mine.delta is v["w"].terms[0].delta
     assert combined.rank("w") == 3
     assert combined.is_low_rank
     assert torch.equal(mine.delta.sources[0].read(), left)
@@ -173,7 +173,7 @@ def test_an_expression_over_ten_large_vectors_reads_nothing() -> None:
     whole = sum(0.1 * (n + 1) * v for n, v in enumerate(ten)) / 3 - ten[4]
     whole = whole.filter(include="model.layers.*").scale({re.compile(r"\.fc"): 0.5}).scale(lambda name: 2.0)
     assert len(whole) == 24 * 6
-    assert len(whole["model.layers.0.fc1.weight"]) == 10
+    assert len(whole["model.layers.0.fc1.weight"].terms) == 10
     assert whole.rank("model.layers.0.fc1.weight") == 2048
     assert "v7" in repr(whole)
     assert whole.nbytes > 10 * 24 * 2e7
@@ -192,7 +192,7 @@ def layered() -> TaskVector:
 
 def test_scaling_by_pattern_takes_the_first_match(layered: TaskVector) -> None:
     scaled = layered.scale({"model.layers.0.*": 0.5, re.compile("mlp"): 3.0}, default=-1.0)
-    assert {name: scaled[name][0].weight for name in scaled} == {
+    assert {name: scaled[name].terms[0].weight for name in scaled} == {
         "model.layers.0.mlp.weight": 0.5,
         "model.layers.0.attn.weight": 0.5,
         "model.layers.1.mlp.weight": 3.0,
@@ -203,7 +203,7 @@ def test_scaling_by_pattern_takes_the_first_match(layered: TaskVector) -> None:
 def test_scaling_by_a_function_and_by_a_number(layered: TaskVector) -> None:
     scaled = layered.scale(lambda name: 0.0 if "mlp" in name else 2.0)
     assert set(scaled) == {"model.layers.0.attn.weight", "lm_head.weight"}
-    assert scaled["lm_head.weight"][0].weight == 2.0
+    assert scaled["lm_head.weight"].terms[0].weight == 2.0
     assert layered.scale(0.5) == layered.scale(np.float32(0.5)) == layered * 0.5
 
 
@@ -345,7 +345,7 @@ def test_vectors_are_immutable() -> None:
     with pytest.raises(TypeError):
         v["w"] = ()  # type: ignore[index]
     with pytest.raises(AttributeError):
-        v["w"][0].weight = 2.0  # type: ignore[misc]
+        v["w"].terms[0].weight = 2.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
         v.expression = "w"  # type: ignore[misc]
     v.dense("w").zero_()
@@ -354,7 +354,7 @@ def test_vectors_are_immutable() -> None:
     assert not v.discarded
     w = v
     w += v
-    assert v["w"][0].weight == 1.0
+    assert v["w"].terms[0].weight == 1.0
     assert hash(v) == before
 
 

@@ -264,7 +264,7 @@ class _Run:
 
 def _folded(unit: str, terms: tuple[Term, ...], scale: float = 1.0) -> tuple[Term, ...]:
     """The terms times a number, like ones added up."""
-    return (TaskVector({unit: terms}) * scale).get(unit, ())
+    return (TaskVector({unit: terms}) * scale).terms_of(unit)
 
 
 # Keeping what is done.

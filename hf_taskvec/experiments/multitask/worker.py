@@ -12,7 +12,8 @@ from hf_taskvec.algebra.deltas import Difference, LowRank
 from hf_taskvec.algebra.low_rank import singular_triples
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum, Term
-from hf_taskvec.algebra.task_vector import Model, TaskVector
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.errors import UnsupportedError, some
 from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.models.layout import is_peft_model
@@ -155,7 +156,7 @@ class Worker:
         zeros in B alone, so that it can still be learnt."""
         a, b = (self.start[name].clone() for name in self.units[unit])
         b.zero_()
-        kept = TaskVector({unit: terms}).get(unit, ())  # like terms folded
+        kept = TaskVector({unit: terms}).terms_of(unit)  # like terms folded
         size = measures.dot(unit, kept, kept)
         if size <= 0.0:
             return (a, b), 0.0, 0.0
