@@ -22,6 +22,7 @@ test-mergekit: .venv/ready .venv-mergekit/ready
 quality: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 bench: .venv/ready .venv-mergekit/ready

@@ -11,16 +11,18 @@ from hf_taskvec._version import __version__
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
     from hf_taskvec.errors import TaskVectorError
+    from hf_taskvec.extraction.from_any import open_vector
     from hf_taskvec.merging import combine, rules
 
 _HOME = {
     "TaskVector": "hf_taskvec.algebra.task_vector",
     "TaskVectorError": "hf_taskvec.errors",
     "combine": "hf_taskvec.merging",
+    "open_vector": "hf_taskvec.extraction.from_any",
     "rules": "hf_taskvec.merging",
 }
 
-__all__ = ["TaskVector", "TaskVectorError", "__version__", "combine", "rules"]
+__all__ = ["TaskVector", "TaskVectorError", "__version__", "combine", "open_vector", "rules"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The package as a whole: light to import, layered, one version, public names that resolve."""
+"""The package as a whole: light to import, one version, public names that resolve, one name for one thing."""
 
 import ast
 import re
@@ -12,32 +12,6 @@ import hf_taskvec
 
 ROOT = Path(hf_taskvec.__file__).parent
 
-# Which way imports point: to a lower layer, or within one. A module that is not named here is of the top layer.
-LAYERS = [
-    {"_version", "errors", "threads"},
-    {"names", "tensors", "provenance", "readme", "vocabulary"},
-    {"delta", "scratch", "rounding", "arithmetic", "exact", "measure", "compress", "computed", "prune", "vector"},
-    {
-        "checkpoint",
-        "writer",
-        "output",
-        "store",
-        "live",
-        "extract",
-        "extract_adapter",
-        "fit",
-        "apply",
-        "edit",
-        "adapter",
-        "combine",
-    },
-]
-
-
-def layer(module: str) -> int:
-    room = module.split(".")[0]
-    return next((number for number, rooms in enumerate(LAYERS) if room in rooms), len(LAYERS))
-
 
 def modules() -> dict[str, Path]:
     found = {}
@@ -46,71 +20,6 @@ def modules() -> dict[str, Path]:
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     del found[""]  # the list of public names, which reaches everywhere
     return found
-
-
-def imports(path: Path) -> set[str]:
-    """The modules of this package that a module imports when it is imported itself."""
-    found = set()
-
-    def visit(nodes: list[ast.stmt]) -> None:
-        for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue  # runs later: how `TaskVector`'s methods open the doors to higher rooms
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                continue
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path.name}: relative imports hide where an arrow points"
-                module = node.module or ""
-                found.update([f"{module}.{a.name}" for a in node.names] if module == "hf_taskvec" else [module])
-            for block in ("body", "orelse", "finalbody"):
-                visit(getattr(node, block, []))
-
-    visit(ast.parse(path.read_text("utf-8")).body)
-    return {name.removeprefix("hf_taskvec.") for name in found if name.startswith("hf_taskvec.")}
-
-
-def test_imports_point_downwards() -> None:
-    wrong = [
-        f"{module} -> {other}"
-        for module, path in modules().items()
-        for other in imports(path)
-        if layer(other) > layer(module)
-    ]
-    assert wrong == []
-
-
-def test_no_circles() -> None:
-    arrows = {module: imports(path) & modules().keys() for module, path in modules().items()}
-    while leaves := {module for module, others in arrows.items() if not others & arrows.keys()}:
-        arrows = {module: others for module, others in arrows.items() if module not in leaves}
-    assert arrows == {}
-
-
-def test_only_the_vector_opens_doors_upwards() -> None:
-    """A function-level import of a higher layer is `TaskVector`'s privilege."""
-    for module, path in modules().items():
-        if module == "vector":
-            continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_taskvec."):
-                other = (node.module or "").removeprefix("hf_taskvec.")
-                assert layer(other) <= layer(module), f"{module} -> {other}"
-
-
-def test_the_lower_layers_know_neither_transformers_nor_peft() -> None:
-    for module, path in modules().items():
-        if layer(module) == 2:
-            tree = ast.parse(path.read_text("utf-8"))
-            hidden = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
-            skipped = {id(inner) for block in hidden for inner in ast.walk(block)}
-            names = [
-                (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in skipped
-            ]
-            assert not [name for name in names if name.startswith(("transformers", "peft", "accelerate"))], module
 
 
 def run(code: str) -> str:
@@ -185,3 +94,42 @@ def test_every_error_is_one_of_ours() -> None:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 name = node.exc.func.id
                 assert name in allowed or name.startswith("_") or name.islower(), f"{module} raises {name}"
+
+
+def public_definitions() -> dict[str, list[str]]:
+    """The public classes and functions of all modules: name -> the modules that define it."""
+    found: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+def test_no_two_things_share_a_name() -> None:
+    assert {name: where for name, where in public_definitions().items() if len(where) > 1} == {}
+
+
+def test_no_module_is_longer_than_500_lines_and_no_line_than_120_characters() -> None:
+    for path in [*ROOT.rglob("*.py"), *(ROOT.parent / "recipes").rglob("*.py")]:
+        lines = path.read_text("utf-8").splitlines()
+        assert len(lines) <= 500, path
+        assert not [number for number, line in enumerate(lines, 1) if len(line) > 120], path
+
+
+def test_the_names_of_files_are_spelt_in_one_place() -> None:
+    """Elsewhere they are constants of `filenames`; prose in docstrings and messages may name them."""
+    from hf_taskvec import filenames
+
+    names = {
+        value
+        for value in vars(filenames).values()
+        if isinstance(value, str) and value.startswith(("taskvec", "adapter_"))
+    }
+    assert len(names) >= 5
+    for module, path in modules().items():
+        if module == "filenames":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant):
+                assert node.value not in names, f"{module} spells {node.value!r}"

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from hf_taskvec.algebra.deltas import Delta, DeltaWriter, Dense
 from hf_taskvec.algebra.rounding import not_finite
@@ -118,17 +119,21 @@ class Computed(Delta):
     statistics: tuple[Statistic, ...] = field(default=(), compare=False, repr=False)
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.inputs[0][0].delta.shape
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return tuple(dict.fromkeys(s for terms in self.inputs for term in terms for s in term.delta.sources))
 
     @property
+    @override
     def is_single(self) -> bool:
         return True
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
         if writer.reference:
             raise UnsupportedError(
@@ -153,6 +158,7 @@ class Computed(Delta):
             once.start()
         return [once.wait() for once in self._found]
 
+    @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         statistics = self._wait_for_statistics()
         dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
@@ -222,6 +228,7 @@ class Factored:
     _held: list[tuple[torch.Tensor, ...]] = field(default_factory=list, compare=False, repr=False, init=False)
 
     def compute(self) -> tuple[torch.Tensor, ...]:
+        """Both factors, computed unless they are still held."""
         with self._lock:
             held = self._held[:]  # another thread may take it away
             result = held[0] if held else tuple(factor.float().contiguous() for factor in self.function())
@@ -232,6 +239,7 @@ class Factored:
 
     @property
     def nbytes(self) -> int:
+        """The bytes that the factors take."""
         return sum(4 * numel(shape) for shape in self.shapes)
 
     @property
@@ -262,21 +270,26 @@ class Factor(Source):
     part: int
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.of.shapes[self.part]
 
     @property
+    @override
     def dtype(self) -> torch.dtype:
         return torch.float32
 
+    @override
     def read(self) -> torch.Tensor:
         return self.of.compute()[self.part]
 
     @property
+    @override
     def identity(self) -> str:
         return f"{hashlib.sha256(describe(self.of).encode()).hexdigest()}.{self.part}"
 
     @property
+    @override
     def roots(self) -> tuple[Source, ...]:
         every = (s for terms in self.of.inputs for term in terms for s in term.delta.sources)
         return tuple(dict.fromkeys(root for source in every for root in source.roots))

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
 import torch
+from typing_extensions import override
 
 from hf_taskvec.algebra.exact_difference import exact_parts
 from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, numel
@@ -163,23 +164,29 @@ class Dense(_Stored):
             raise _contradiction("the parts of a dense change", *self.tensors)
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.tensors[0].shape
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return self.tensors
 
     @property
+    @override
     def parts(self) -> Parts:
         return tuple((1, tensor) for tensor in self.tensors)
 
+    @override
     def only_rows(self, kept: tuple[int, ...]) -> Delta:
         return Rows(kept, Dense(tuple(RowsOf(part, kept) for part in self.tensors)), self.shape[0])
 
+    @override
     def owned(self, name: str) -> Delta:
         return Dense(tuple(InMemory(source.read().clone()) for source in self.tensors))
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
         if writer.rounds:
             return {"kind": self.kind, "parts": writer.rounded(key, name, self)}
@@ -187,6 +194,7 @@ class Dense(_Stored):
         return {"kind": self.kind, "parts": parts}
 
     @classmethod
+    @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         return cls(tuple(source(part) for part in entry["parts"]))
 
@@ -205,24 +213,30 @@ class Difference(_Stored):
             raise _contradiction("base and fine-tune", self.base, self.tuned)
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.tuned.shape
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return (self.base, self.tuned)
 
     @property
+    @override
     def parts(self) -> Parts:
         return ((-1, self.base), (1, self.tuned))
 
+    @override
     def only_rows(self, kept: tuple[int, ...]) -> Delta:
         return Rows(kept, Difference(RowsOf(self.base, kept), RowsOf(self.tuned, kept)), self.shape[0])
 
+    @override
     def owned(self, name: str) -> Delta | None:
         parts = exact_parts(self.tuned.read(), self.base.read(), name)
         return Dense(tuple(InMemory(part) for part in parts)) if parts else None
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:
         if writer.reference:
             return {"kind": self.kind, "base": writer.source(key, self.base), "tuned": writer.source(key, self.tuned)}
@@ -230,6 +244,7 @@ class Difference(_Stored):
         return {"kind": Dense.kind, "parts": parts} if parts else None
 
     @classmethod
+    @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         return cls(source(entry["base"]), source(entry["tuned"]))
 
@@ -250,35 +265,43 @@ class LowRank(Delta):
             raise _contradiction("two factors", self.left, self.right, why="which cannot be multiplied")
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return (self.left.shape[0], self.right.shape[1])
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return (self.left, self.right)
 
     @property
+    @override
     def factors(self) -> "LowRank":
         return self
 
     @property
+    @override
     def rank(self) -> int:
         return min(self.left.shape[1], *self.shape)
 
+    @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         out.addmm_(self.left.read()[start:stop].to(out), self.right.read().to(out), alpha=weight * self.scaling)
 
+    @override
     def only_rows(self, kept: tuple[int, ...]) -> Delta:
         left = self.left.read()
         only = torch.zeros_like(left)
         only[list(kept)] = left[list(kept)]
         return LowRank(InMemory(only), self.right, self.scaling)
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
         left, right = writer.source(f"{key}.left", self.left), writer.source(f"{key}.right", self.right)
         return {"kind": self.kind, "scaling": self.scaling, "left": left, "right": right}
 
     @classmethod
+    @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         left, right = source(entry["left"]), source(entry["right"])
         return cls(left, right, float(entry["scaling"]))
@@ -303,25 +326,31 @@ class Rows(Delta):
             )
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return (self.n_rows, *self.inner.shape[1:])
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return self.inner.sources
 
     @property
+    @override
     def is_partial(self) -> bool:
         return True
 
     @property
+    @override
     def rank(self) -> int:
         return self.inner.rank
 
+    @override
     def owned(self, name: str) -> Delta | None:
         inner = self.inner.owned(name)
         return inner and Rows(self.index, inner, self.n_rows)
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:
         index = self.index
         rows = {"start": index.start, "stop": index.stop} if isinstance(index, range) else list(index)
@@ -329,11 +358,13 @@ class Rows(Delta):
         return inner and {"kind": self.kind, "rows": rows, "of": self.n_rows, "change": inner}
 
     @classmethod
+    @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         rows = entry["rows"]
         index = range(rows["start"], rows["stop"]) if isinstance(rows, dict) else tuple(rows)
         return cls(index, read_delta(entry["change"], source), int(entry["of"]))
 
+    @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         if isinstance(self.index, range):
             first, last = max(start, self.index.start), min(stop, self.index.stop)
@@ -372,10 +403,12 @@ class DoRA(Delta):
             raise _contradiction("base, factors and magnitude of DoRA", *self.sources)
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.base.shape
 
     @property
+    @override
     def sources(self) -> tuple[Source, ...]:
         return (self.base, *self.low_rank.sources, self.magnitude)
 
@@ -394,12 +427,14 @@ class DoRA(Delta):
         norm = (torch.cat(squares) if self.axis == 0 else torch.stack(squares).sum(dim=0)).sqrt()
         return self.magnitude.read().double().flatten() / norm
 
+    @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         gain = self._gain.to(out.device)
         gain = gain[start:stop, None] if self.axis == 0 else gain
         out.add_(self._tuned_direction(start, stop).to(out.device).mul_(gain), alpha=weight)
         out.add_(self.base.read()[start:stop].to(out), alpha=-weight)
 
+    @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -410,6 +445,7 @@ class DoRA(Delta):
         }
 
     @classmethod
+    @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         low_rank = read_delta(entry["low_rank"], source).factors
         if low_rank is None:

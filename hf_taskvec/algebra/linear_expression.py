@@ -143,7 +143,6 @@ class LinearExpression(Mapping[str, ParameterChange]):
             `BadValueError`: If a scale is not a finite number.
 
         Example:
-
             >>> import torch
             >>> from hf_taskvec import TaskVector
             >>> v = TaskVector.from_tensors({"mlp.w": torch.ones(2), "attn.w": torch.ones(2)})
@@ -191,7 +190,6 @@ class LinearExpression(Mapping[str, ParameterChange]):
             `MissingNameError`: If a pattern matches no parameter.
 
         Example:
-
             >>> import torch
             >>> from hf_taskvec import TaskVector
             >>> v = TaskVector.from_tensors({"mlp.w": torch.ones(2), "attn.w": torch.ones(2)})
@@ -256,7 +254,6 @@ class LinearExpression(Mapping[str, ParameterChange]):
             `BadValueError`: If not exactly one target is given, or it is out of its range.
 
         Example:
-
             >>> import torch
             >>> from hf_taskvec import TaskVector
             >>> v = TaskVector.from_tensors({"w": torch.diag(torch.tensor([2.0, 1.0]))})
@@ -300,7 +297,6 @@ class LinearExpression(Mapping[str, ParameterChange]):
             `MissingNameError`: If no matrix matches `include`.
 
         Example:
-
             >>> import torch
             >>> from hf_taskvec import TaskVector
             >>> v = TaskVector.from_tensors({"h.mlp.fc1.weight": torch.diag(torch.tensor([1.0, 3.0, 2.0]))})

@@ -22,7 +22,6 @@ class ParameterChange:
             The weighted changes whose sum it is.
 
     Example:
-
         >>> from hf_taskvec import TaskVector
         >>> vector = TaskVector.from_tensors({"w": (torch.ones(4, 1), torch.ones(1, 3))})
         >>> vector["w"]

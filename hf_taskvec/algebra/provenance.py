@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hf_taskvec.hub_names import HUB_ID
+
 
 @dataclass(frozen=True)
 class License:
@@ -25,10 +27,12 @@ class License:
         return " and ".join(self.ids) + named
 
     def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for a file."""
         return {key: list(value) if key == "ids" else value for key, value in vars(self).items() if value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "License":
+        """What `to_json` gave."""
         return cls(tuple(data["ids"]), data.get("name"), data.get("link"))
 
 
@@ -51,7 +55,7 @@ class ModelRecord:
     @property
     def hub_id(self) -> str | None:
         """The model's id on the Hub; none for a folder or a live model, whose name leads nowhere."""
-        is_id = self.revision is not None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.name)
+        is_id = self.revision is not None or HUB_ID.fullmatch(self.name)
         return self.name if is_id else None
 
     def __str__(self) -> str:
@@ -60,6 +64,7 @@ class ModelRecord:
         return f"{self.name}{revision}{fingerprint}"
 
     def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for a file."""
         found: dict[str, Any] = {k: v for k, v in vars(self).items() if v}
         if self.files:
             found["files"] = dict(self.files)
@@ -71,6 +76,7 @@ class ModelRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
+        """What `to_json` gave."""
         files = tuple(sorted(data.get("files", {}).items()))
         license = License.from_json(data["license"]) if "license" in data else None
         return cls(**{**data, "files": files, "license": license, "datasets": tuple(data.get("datasets", ()))})
@@ -90,6 +96,7 @@ class Origin:
         return f"{self.label}: {self.how}" + (f" ({', '.join(models)})" if models else "")
 
     def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for a file."""
         models = {"base": self.base, "tuned": self.tuned}
         return {
             "label": self.label,
@@ -99,6 +106,7 @@ class Origin:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Origin":
+        """What `to_json` gave."""
         models = {s: ModelRecord.from_json(data[s]) for s in ("base", "tuned") if s in data}
         return cls(data["label"], data["how"], **models)
 
@@ -114,6 +122,7 @@ class Provenance:
 
     @classmethod
     def of(cls, origin: Origin) -> "Provenance":
+        """The provenance of a single source."""
         return cls(((origin.label, 1.0),), (origin,))
 
     @property
@@ -137,9 +146,11 @@ class Provenance:
         return text or "0"
 
     def scaled(self, weight: float) -> "Provenance":
+        """The provenance of `weight * self`."""
         return replace(self, weights=tuple((atom, w * weight) for atom, w in self.weights if w * weight != 0.0))
 
     def plus(self, other: "Provenance") -> "Provenance":
+        """The provenance of `self + other`; labels that stand for different sources are told apart."""
         other = other._relabelled_beside(self)
         weights = dict(self.weights)
         for atom, weight in other.weights:
@@ -201,6 +212,7 @@ class Provenance:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The same as plain values, for a file."""
         return {
             "expression": self.expression,
             "weights": [[atom, weight] for atom, weight in self.weights],
@@ -210,6 +222,7 @@ class Provenance:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Provenance":
+        """What `to_json` gave."""
         return cls(
             tuple((str(atom), float(weight)) for atom, weight in data["weights"]),
             tuple(Origin.from_json(origin) for origin in data["origins"]),
@@ -222,7 +235,7 @@ def _keywords(arguments: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """numpy's numbers as Python's, which show as what they are."""
+    """Numbers of numpy as Python's, which show as what they are."""
     if isinstance(value, numbers.Integral):
         return value if isinstance(value, bool) else int(value)
     return float(value) if isinstance(value, numbers.Real) else value

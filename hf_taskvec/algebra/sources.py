@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from hf_taskvec.errors import MismatchError, some
 
@@ -25,11 +26,13 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
 
     @property
     @abstractmethod
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The tensor's dtype."""
 
     @abstractmethod
     def read(self) -> torch.Tensor:
@@ -42,6 +45,7 @@ class Source(ABC):
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor's elements."""
         return numel(self.shape) * self.dtype.itemsize
 
     @property
@@ -105,13 +109,16 @@ class InMemory(Source):
     tensor: torch.Tensor
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
     @property
+    @override
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
 
+    @override
     def read(self) -> torch.Tensor:
         return self.tensor
 
@@ -133,21 +140,26 @@ class Transposed(Source):
             raise MismatchError(f"only a matrix has a transpose, not a tensor of shape {list(self.source.shape)}.")
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return self.source.shape[::-1]
 
     @property
+    @override
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
+    @override
     def read(self) -> torch.Tensor:
         return self.source.read().t()
 
     @property
+    @override
     def identity(self) -> str:
         return f"{self.source.identity}.T"
 
     @property
+    @override
     def roots(self) -> tuple[Source, ...]:
         return self.source.roots
 
@@ -165,13 +177,16 @@ class RowsOf(Source):
             raise MismatchError(f"rows {some(map(str, self.index))} are not all within the {rows} rows of a tensor.")
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         return (len(self.index), *self.source.shape[1:])
 
     @property
+    @override
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
+    @override
     def read(self) -> torch.Tensor:
         if isinstance(self.index, range):
             return self.source.read()[self.index.start : self.index.stop]
@@ -182,9 +197,11 @@ class RowsOf(Source):
         return self.source.read()[list(self.index)]
 
     @property
+    @override
     def identity(self) -> str:
         return f"{self.source.identity}[{self.index}]"
 
     @property
+    @override
     def roots(self) -> tuple[Source, ...]:
         return self.source.roots

@@ -36,7 +36,6 @@ class TaskVector(VectorConstructors):
             The share of each matrix's squared norm that an approximation has lost.
 
     Example:
-
         >>> import torch
         >>> a = TaskVector.from_tensors({"w": torch.ones(2, 2)}, name="a")
         >>> b = TaskVector.from_tensors({"w": torch.eye(2)}, name="b")
@@ -383,7 +382,17 @@ class TaskVector(VectorConstructors):
                 A Hub id or a folder, as for `apply`.
             scale (`float`, *optional*, defaults to 1.0):
                 λ.
-            report, private, revision, create_pr, commit_message, token:
+            report (`UnlearningReport`, `str` or `Path`, *optional*):
+                As for `push_to_hub`.
+            private (`bool`, *optional*):
+                As for `push_to_hub`.
+            revision (`str`, *optional*):
+                As for `push_to_hub`.
+            create_pr (`bool`, *optional*, defaults to `False`):
+                As for `push_to_hub`.
+            commit_message (`str`, *optional*):
+                As for `push_to_hub`.
+            token (`str` or `bool`, *optional*):
                 As for `push_to_hub`.
 
         Returns:
@@ -426,7 +435,17 @@ class TaskVector(VectorConstructors):
                 The base that the adapter is for, as for `to_adapter`.
             scale (`float`, *optional*, defaults to 1.0):
                 λ.
-            report, private, revision, create_pr, commit_message, token:
+            report (`UnlearningReport`, `str` or `Path`, *optional*):
+                As for `push_to_hub`.
+            private (`bool`, *optional*):
+                As for `push_to_hub`.
+            revision (`str`, *optional*):
+                As for `push_to_hub`.
+            create_pr (`bool`, *optional*, defaults to `False`):
+                As for `push_to_hub`.
+            commit_message (`str`, *optional*):
+                As for `push_to_hub`.
+            token (`str` or `bool`, *optional*):
                 As for `push_to_hub`.
 
         Returns:
