@@ -1,4 +1,4 @@
-"""The default experiment over several seeds and both methods: the tables of the README.
+"""The default experiment over several seeds and both methods: the tables of docs/results.md.
 
     python tests/benchmarks/seeds_unlearn.py [--seeds 20 21 22 23 24] [--output outputs/seeds]  # runs what is missing
     python tests/benchmarks/seeds_unlearn.py --output outputs/seeds-9000 -- --words 9000          # shorter books
