@@ -330,7 +330,7 @@ def test_killed_at_any_moment_it_leaves_the_old_output(larger, tmp_path, moments
 
 
 def test_a_resumed_run_keeps_finished_files_and_rejects_damaged_ones(larger, tmp_path, monkeypatch):
-    import hf_taskvec.application.to_checkpoint as module
+    import hf_taskvec.application.checkpoint_writing as module
 
     vector = larger.vector()
     expected = weights(vector.apply(larger.base, tmp_path / "expected", max_shard_size="1MB"))
@@ -364,7 +364,7 @@ def test_a_resumed_run_keeps_finished_files_and_rejects_damaged_ones(larger, tmp
 
 
 def test_another_job_does_not_take_over_the_files_of_an_interrupted_one(larger, tmp_path, monkeypatch):
-    import hf_taskvec.application.to_checkpoint as module
+    import hf_taskvec.application.checkpoint_writing as module
 
     vector = larger.vector()
     real, count = module._write_tiles, []
@@ -391,7 +391,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(larger, tmp_path, monke
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("cannot mount a small file system here")
     try:
-        with pytest.raises(OutputError, match=r"needs .* GB, and only"):
+        with pytest.raises(OutputError, match=r"needs [\d.]+ MB, and only [\d.]+ MB are free there"):
             larger.vector().apply(larger.base, small / "out")
         monkeypatch.setattr(module, "_check_space", lambda *_: None)  # as if the disk filled up meanwhile
         with pytest.raises(OutputError, match="No space left on device"):
@@ -497,7 +497,7 @@ def test_an_extended_vocabulary_grows_the_checkpoint(models, tmp_path):
 
 
 def test_a_second_run_into_the_same_folder_is_refused(models, tmp_path, monkeypatch):
-    import hf_taskvec.application.to_checkpoint as module
+    import hf_taskvec.application.checkpoint_writing as module
 
     pair = models.pair("llama")
     real = module._write_tiles
