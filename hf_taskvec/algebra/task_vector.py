@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from peft import PeftModel
 
-    from hf_taskvec.application.to_live_model import Edit
+    from hf_taskvec.application.live_edit import Edit
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.publishing.push import Pushed
 
@@ -81,7 +81,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         name: str | None = None,
         base_revision: str | None = None,
         tuned_revision: str | None = None,
-        vocabulary: str | None = None,
+        vocabulary: Literal["truncate", "extend"] | None = None,
         token: str | bool | None = None,
     ) -> "TaskVector":
         """The vector `tuned - base` of a full fine-tune.
@@ -115,8 +115,8 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
     def from_adapter(
         cls,
         adapter: "str | Path | PeftModel",
-        base: Model | None = None,
         *,
+        base: Model | None = None,
         name: str | None = None,
         revision: str | None = None,
         base_revision: str | None = None,
@@ -142,7 +142,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         return from_adapter(
             adapter,
-            base,
+            base=base,
             name=name,
             revision=revision,
             base_revision=base_revision,
@@ -366,7 +366,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         base_model_name_or_path: str | Path | None = None,
         *,
         base: str | Path | None = None,
-        dense: str = "refuse",
+        dense: Literal["refuse", "save", "drop"] = "refuse",
         uniform_rank: bool = False,
         dtype: torch.dtype | str = torch.float32,
         overwrite: bool = False,

@@ -127,7 +127,7 @@ def test_every_variant_agrees_with_the_merge(variant: str, models: TinyModels, t
         "folder and its base": made.vector(base=made.base),
         "folder and a live base": made.vector(base=AutoModelForCausalLM.from_pretrained(made.base)),
         "live": TaskVector.from_adapter(made.live),
-        "live and the base": TaskVector.from_adapter(made.live, made.base),
+        "live and the base": TaskVector.from_adapter(made.live, base=made.base),
         "saved": TaskVector.load(tmp_path / "saved"),
     }
     for kind, vector in vectors.items():
