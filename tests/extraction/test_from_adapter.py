@@ -636,6 +636,11 @@ def test_token_indices_outside_the_vocabulary(models: TinyModels, tmp_path: Path
             made.vector()
 
 
+def test_the_base_is_given_by_name(models: TinyModels, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="positional"):  # from_finetuned(base, tuned) has it the other way round
+        TaskVector.from_adapter(tmp_path / "adapter", models.pair("phi").base)  # type: ignore[misc]
+
+
 def test_what_is_no_adapter(models: TinyModels, tmp_path: Path) -> None:
     with pytest.raises(TaskVectorError, match="expected a folder, a Hub id or a PeftModel, not int"):
         TaskVector.from_adapter(3)  # type: ignore[arg-type]

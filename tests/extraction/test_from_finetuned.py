@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.errors import MismatchError
+from hf_taskvec.extraction.from_finetuned import from_finetuned
 from hf_taskvec.models.checkpoint import open_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -61,6 +62,16 @@ def test_round_trip(architecture: str, dtype: torch.dtype, models: TinyModels, t
         origin = vector.provenance.origins[0]
         fingerprints.add((origin.base.fingerprint, origin.tuned.fingerprint))
     assert len(fingerprints) == 1  # live or on disk, the models are recognised
+
+
+def test_extracting_from_live_models_shows_its_progress(models: TinyModels, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = models.pair("llama")
+    live = AutoModelForCausalLM.from_pretrained(pair.base)
+    capsys.readouterr()
+    vector = from_finetuned(live, pair.tuned, progress=True)
+    assert "Extracting: 100%" in capsys.readouterr().err
+    assert from_finetuned(pair.base, pair.tuned, progress=True).keys() == vector.keys()
+    assert capsys.readouterr().err == ""  # of files nothing is read yet
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", "gpt_neox"])
