@@ -96,7 +96,7 @@ def test_lora_biases_can_be_attached(models, tmp_path):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_quantised_bases(tmp_path, bits):
+def test_vectors_are_attached_to_quantised_bases(tmp_path, bits):
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 

@@ -126,7 +126,7 @@ def test_the_original_can_be_reread_instead_of_copied(models):
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_offloaded_models(models, tmp_path, architecture, where):
+def test_offloaded_models_are_edited_and_restored(models, tmp_path, architecture, where):
     """accelerate's `cpu_offload` and `disk_offload`: what `device_map` does to layers that do not fit."""
     from accelerate import cpu_offload, disk_offload
 
@@ -179,7 +179,7 @@ def test_what_is_offloaded_to_disk_is_not_copied_and_edits_of_it_nest(models, tm
         assert torch.equal(model(tokens).logits, at_half)  # what was kept, not what is on the disk
 
 
-def test_a_device_map_with_disk_offload(models, tmp_path):
+def test_a_model_with_a_device_map_and_disk_offload_is_edited_and_restored(models, tmp_path):
     pair = models.pair("llama")
     tokens = torch.tensor([[1, 2, 3, 4]])
     tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
@@ -194,7 +194,7 @@ def test_a_device_map_with_disk_offload(models, tmp_path):
         assert torch.equal(model(tokens).logits, before)
 
 
-def test_a_peft_wrapped_model(models):
+def test_a_peft_wrapped_model_is_edited_and_restored(models):
     """The base inside is edited; the adapter stays as it is."""
     pair = models.pair("phi")
     config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False)

@@ -160,7 +160,7 @@ def test_a_base_without_a_config_gets_none(models, tmp_path):
     assert {tensor.dtype for tensor in stored(out).values()} == {torch.float32}
 
 
-def test_dtype_and_shards(models, tmp_path):
+def test_dtype_and_size_of_shards_can_be_chosen(models, tmp_path):
     pair = models.pair("phi", torch.bfloat16)
     out = pair.vector().apply(pair.base, tmp_path / "out", dtype="float32", max_shard_size="10KB")
     assert len(list(out.glob("model-*.safetensors"))) > 1
@@ -419,12 +419,12 @@ def test_a_folder_that_cannot_be_written_to_is_a_clear_error(larger, tmp_path):
 # Bad input.
 
 
-def test_a_model_of_another_architecture(models, tmp_path):
+def test_a_model_of_another_architecture_is_refused(models, tmp_path):
     with pytest.raises(MismatchError, match=r"made for PhiForCausalLM; .* is GPT2LMHeadModel: 0 of 33 names match"):
         models.pair("phi").vector().apply(models.pair("gpt2").base, tmp_path / "out")
 
 
-def test_a_model_of_another_size_or_vocabulary(models, tmp_path):
+def test_a_model_of_another_size_or_vocabulary_is_refused(models, tmp_path):
     vector = models.pair("llama").vector()
     with pytest.raises(
         MismatchError, match=r"(embed_tokens|lm_head).weight: the vocabulary sizes differ, 24 in the model and 20"
@@ -434,7 +434,7 @@ def test_a_model_of_another_size_or_vocabulary(models, tmp_path):
         vector.apply(models.pair("llama", intermediate_size=48).base, tmp_path / "out")
 
 
-def test_what_must_not_be_overwritten(models, tmp_path):
+def test_what_must_not_be_overwritten_is_not(models, tmp_path):
     pair = models.pair("llama")
     vector = pair.vector()
     (tmp_path / "mine").mkdir()
@@ -450,7 +450,7 @@ def test_what_must_not_be_overwritten(models, tmp_path):
     assert '"expression": "0.5*tuned"' in (tmp_path / "out" / "taskvec_apply.json").read_text()
 
 
-def test_bad_arguments(models, tmp_path):
+def test_bad_arguments_are_refused(models, tmp_path):
     pair = models.pair("llama")
     vector = pair.vector()
     with pytest.raises(BadValueError, match="scaled by nan"):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError
 
 
-def test_models_that_do_not_fit(models):
+def test_models_that_do_not_fit_are_refused(models):
     vector = models.pair("phi").vector()
     with pytest.raises(MismatchError, match=r"made for PhiForCausalLM; .* is GPT2LMHeadModel: 0 of 33 names match"):
         vector.edit(AutoModelForCausalLM.from_pretrained(models.pair("gpt2").base))

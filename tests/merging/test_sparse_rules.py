@@ -29,7 +29,7 @@ def plain_ties(changes: torch.Tensor, weights: list[float], density: float, norm
 
 @pytest.mark.parametrize("normalize", ["count", "weight", "none"])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, -1.5, 2.0]])
-def test_ties(normalize: str, weights: list[float]) -> None:
+def test_ties_is_the_plain_reference(normalize: str, weights: list[float]) -> None:
     vectors = some_vectors(shape=LARGE)
     merged = combine(vectors, "ties", weights, density=0.3, normalize=normalize)
     expected = {n: plain_ties(stacked(vectors, n), weights, 0.3, normalize) for n in vectors[0]}
@@ -46,7 +46,7 @@ def test_ties_negates_where_the_weight_is_negative() -> None:
 
 
 @pytest.mark.parametrize("density", [0.1, [0.1, 0.5, 1.0]])
-def test_magnitude(density: float | list[float]) -> None:
+def test_magnitude_keeps_the_largest_elements(density: float | list[float]) -> None:
     vectors, weights = some_vectors(shape=LARGE), [1.0, -2.0, 0.5]
     densities = density if isinstance(density, list) else [density] * 3
     expected = {}
@@ -56,7 +56,7 @@ def test_magnitude(density: float | list[float]) -> None:
     assert_close(combine(vectors, "magnitude", weights, density=density), expected)
 
 
-def test_breadcrumbs() -> None:
+def test_breadcrumbs_leaves_out_the_smallest_and_the_very_largest() -> None:
     vectors = some_vectors(shape=LARGE)
     expected = {}
     for name in vectors[0]:
@@ -73,7 +73,7 @@ def test_breadcrumbs() -> None:
     assert_close(combine(vectors, "breadcrumbs", density=0.6, gamma=0.05), expected)
 
 
-def test_rows() -> None:
+def test_rows_keeps_the_rows_of_largest_norm_in_mlps() -> None:
     vectors = some_vectors()
     merged = combine(vectors, "rows", [1.0, 1.0, -1.0], fraction=0.25)
     name = "model.layers.0.mlp.fc1.weight"
@@ -165,7 +165,7 @@ def test_what_is_exact_is_not_added_up_again(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(base.float(), 1 + 2 * merged.dense("w"))
 
 
-def test_a_computed_change_meets_a_model_on_another_device() -> None:
+def test_a_computed_change_is_added_on_the_device_of_the_model() -> None:
     """What is computed on the CPU is moved before it is added; the meta device stands for a GPU."""
 
     class OneDevice(TorchDispatchMode):

@@ -27,7 +27,7 @@ def plain_tsv(changes: torch.Tensor, weights: list[float], rank: int) -> torch.T
 
 
 @pytest.mark.parametrize("rank", [None, 3])
-def test_tsv_of_dense_changes(rank: int | None) -> None:
+def test_tsv_of_dense_changes_is_the_plain_reference(rank: int | None) -> None:
     vectors, weights = some_vectors(), [1.0, -0.5, 2.0]
     merged = combine(vectors, "tsv", weights, rank=rank)
     matrix, bias = vectors[0]
