@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hf_taskvec.distributed import processes
+from hf_taskvec.distributed import is_main_process
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -31,5 +31,5 @@ def progress_bar(
     """
     from tqdm.auto import tqdm
 
-    shown = progress if processes().is_main_process else False
+    shown = progress if is_main_process() else False
     return tqdm(items, desc=what, total=total, disable=None if shown is None else not shown, **options)

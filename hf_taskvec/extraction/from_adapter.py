@@ -70,6 +70,7 @@ def from_adapter(
 
 
 def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
+    """The change of each parameter that the adapter's tensors stand for."""
     modules: dict[str, dict[str, Source]] = {}
     terms: dict[str, list[Term]] = {}
     trained_biases = adapter.config.get("bias", "none") != "none"
@@ -109,6 +110,7 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
 
 
 def _saved(name: str, base: Source, tuned: Source) -> Delta:
+    """The change of a parameter that the adapter stores whole."""
     if base.shape != tuned.shape:
         cause = "the vocabulary was resized" if is_vocabulary(name) else "the adapter belongs to another base"
         raise MismatchError(
@@ -171,6 +173,7 @@ def _is_conv1d(adapter: Adapter, base: AdapterBase, name: str) -> bool:
 
 
 def _scaling(adapter: Adapter, module: str, rank: int) -> float:
+    """What the product of a layer's factors is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
     if adapter.scalings is not None:
         return adapter.scalings[module]
     from peft.utils.other import get_pattern_key
@@ -181,6 +184,7 @@ def _scaling(adapter: Adapter, module: str, rank: int) -> float:
 
 
 def _token_indices(adapter: Adapter, name: str, count: int) -> tuple[int, ...]:
+    """Which rows of an embedding were trained."""
     given = adapter.config.get("trainable_token_indices")
     if isinstance(given, dict):
         module = name.removesuffix(".weight")
