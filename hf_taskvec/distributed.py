@@ -102,6 +102,14 @@ def processes() -> Processes:
     return Processes(_partial_state() if is_launched or _is_set_up() else None)
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that writes and prints.
+
+    Unlike `processes`, this connects to no other process, so one process alone may ask.
+    """
+    return processes().is_main_process if _is_set_up() else int(os.environ.get("RANK", "0")) == 0
+
+
 def make_accelerator() -> "Accelerator":
     """An `Accelerator` over the processes of `accelerate launch`, or over this one alone."""
     from accelerate import Accelerator

@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         vector = TaskVector.load(config.task_vector)
     elif config.adapter or (config.method == "lora" and not config.tuned_model):
         adapter = config.adapter or tune("lora")
-        vector = TaskVector.from_adapter(adapter, base, name="forget")
+        vector = TaskVector.from_adapter(adapter, base=base, name="forget")
     else:
         tuned = config.tuned_model or tune("full")
         vector = TaskVector.from_finetuned(base, tuned, name="forget")

@@ -16,7 +16,7 @@ from hf_taskvec.algebra.vector_constructors import VectorConstructors
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from hf_taskvec.application.to_live_model import Edit
+    from hf_taskvec.application.live_edit import Edit
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.publishing.push import Pushed
 

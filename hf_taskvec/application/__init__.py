@@ -1,1 +1,9 @@
-"""From task vectors to models: checkpoints, live models and PEFT adapters."""
+"""From task vectors to models: checkpoints, live models and PEFT adapters.
+
+- `to_checkpoint`: `apply`, which writes a whole model folder; `checkpoint_writing` computes and writes its tensors,
+  `finished_files` knows what an interrupted run has finished
+- `to_live_model`: `edit` and `applied_to`, which put a vector on a live model; `live_edit` is the handle that they
+  give, in two kinds: `merged_edit` (into the weights) and `attached_edit` (beside them)
+- `to_adapter`: `to_adapter`, which writes a PEFT adapter
+- `compatibility`: does a vector fit a model? The checks that all of them make first
+"""

@@ -1,18 +1,35 @@
-"""Does a vector fit a model? The checks that every way of applying one makes first."""
+"""Does a vector fit a model? The checks that every way of applying one makes first, on names and shapes alone."""
 
 from collections.abc import Mapping
+
+import torch
 
 from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.errors import ChangedSourceError, MismatchError, some
+from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint
+from hf_taskvec.models.layout import layout_of_model
+from hf_taskvec.models.live_model import LiveWeight
 
 
 def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False, may_grow: bool = False) -> None:
     """Refuse a vector with a parameter that the model does not have, or has in another shape.
 
-    With `may_grow`, a vector made with `vocabulary="extend"` may have more embedding rows than the model.
+    Args:
+        vector (`TaskVector`):
+            What is to be applied.
+        model (`Checkpoint`):
+            What it is to be applied to.
+        strict_base (`bool`, *optional*, defaults to `False`):
+            Also refuse a model that is not the one that the vector was made from.
+        may_grow (`bool`, *optional*, defaults to `False`):
+            A vector made with `vocabulary="extend"` may have more embedding rows than the model.
+
+    Raises:
+        `MismatchError`: If a name or a shape differs.
+        `ChangedSourceError`: If `strict_base` and the model is another one, or the vector does not tell its base.
+
     """
     _check_names(vector, model)
     for name in vector:
@@ -24,6 +41,39 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
         _check_base(vector, model)
 
 
+def check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: Mapping[str, LiveWeight]) -> None:
+    """Refuse a vector that does not fit a live model, or that changes what the live model does not use.
+
+    Args:
+        vector (`TaskVector`):
+            What is to be applied.
+        model (`torch.nn.Module`):
+            What it is to be applied to.
+        weights (`Mapping[str, LiveWeight]`):
+            Those of the model, by their canonical names.
+
+    Raises:
+        `MismatchError`: If a name or a shape differs.
+        `UnsupportedError`: If the live model holds a parameter in another form than the files, or trains a copy of it.
+
+    """
+    layout = layout_of_model(model)
+    fused = [name for name in vector if name in layout.shapes and name not in weights]
+    if fused:
+        raise UnsupportedError(
+            f"{some(fused)}: the live {layout.architecture} holds its experts fused, and cannot be edited in place. "
+            "Use vector.apply(base, output=...) and load the result."
+        )
+    shadowed = [name for name in vector if name in weights and weights[name].is_shadowed]
+    if shadowed:
+        raise UnsupportedError(
+            f"{some(shadowed)}: PEFT trains a copy of it (modules_to_save or trained tokens), and the model uses the "
+            "copy, so an edit of the base would do nothing. Edit the plain model, or merge the adapter first."
+        )
+    shapes: dict[str, Source] = {name: weight.as_source() for name, weight in weights.items()}
+    check_fits(vector, Checkpoint(f"the live {type(model).__name__}", shapes, layout))
+
+
 def _check_names(vector: TaskVector, model: Checkpoint) -> None:
     missing = [name for name in vector if name not in model.tensors]
     if not missing:
@@ -32,8 +82,8 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
     if untied and len(untied) == len(missing):
         raise MismatchError(
             f"the vector changes {some(untied)} alone, but {model.where} ties it to "
-            f"{some(model.layout.tied[name] for name in untied)}. Leave the head out with vector.filter(exclude=...), or "
-            "untie the model first: give it a head of its own (model.lm_head.weight = torch.nn.Parameter("
+            f"{some(model.layout.tied[name] for name in untied)}. Leave the head out with vector.filter(exclude=...), "
+            "or untie the model first: give it a head of its own (model.lm_head.weight = torch.nn.Parameter("
             "model.lm_head.weight.clone())), set model.config.tie_word_embeddings = False, and save it."
         )
     made_for = {m.architecture for o in vector.provenance.origins for m in (o.base, o.tuned) if m and m.architecture}
@@ -41,12 +91,13 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
     matching = len(vector) - len(missing)
     if made_for == {model.layout.architecture}:
         raise MismatchError(
-            f"{model.where} does not have {some(missing)}, which this vector changes ({matching} of {len(vector)} names "
-            "match). Is its head tied, or was the vector's model saved with other parts?"
+            f"{model.where} does not have {some(missing)}, which this vector changes ({matching} of {len(vector)} "
+            "names match). Is its head tied, or was the vector's model saved with other parts?"
         )
     raise MismatchError(
-        f"this vector was made for {source}; {model.where} is {model.layout.architecture or 'of unknown architecture'}: "
-        f"{matching} of {len(vector)} names match (missing: {some(missing)}). Apply it to a model of its own architecture."
+        f"this vector was made for {source}; {model.where} is "
+        f"{model.layout.architecture or 'of unknown architecture'}: {matching} of {len(vector)} names match (missing: "
+        f"{some(missing)}). Apply it to a model of its own architecture."
     )
 
 
@@ -56,9 +107,9 @@ def _check_shape(name: str, shape: tuple[int, ...], tensors: Mapping[str, Source
         return
     if is_vocabulary(name) and found[1:] == shape[1:]:
         raise MismatchError(
-            f"{name}: the vocabulary sizes differ, {found[0]} in the model and {shape[0]} in the vector. Extract the vector "
-            "with vocabulary='truncate'. (One that was extracted with vocabulary='extend' can be applied to a checkpoint, "
-            "which then gets the additional rows.)"
+            f"{name}: the vocabulary sizes differ, {found[0]} in the model and {shape[0]} in the vector. Extract the "
+            "vector with vocabulary='truncate'. (One that was extracted with vocabulary='extend' can be applied to a "
+            "checkpoint, which then gets the additional rows.)"
         )
     raise MismatchError(
         f"{name}: the model has shape {list(found)}, the vector {list(shape)}. They are models of different sizes."
@@ -73,6 +124,6 @@ def _check_base(vector: TaskVector, model: Checkpoint) -> None:
         )
     if known != {model.fingerprint}:
         raise ChangedSourceError(
-            f"{model.where} is not the base that this vector was made from (fingerprints differ). Leave out strict_base "
-            "to apply it to another model of the same architecture."
+            f"{model.where} is not the base that this vector was made from (fingerprints differ). Leave out "
+            "strict_base to apply it to another model of the same architecture."
         )

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,27 +17,30 @@ from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, read_json
 from hf_taskvec.models.layout import Layout, layout_of_config
+from hf_taskvec.progress import progress_bar
 
-_CONFIG = "adapter_config.json"
-MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
-_DENSE = ("refuse", "save", "drop")
+#: what to do with changes that are not low-rank
+DenseChoice = Literal["refuse", "save", "drop"]
+_DENSE: tuple[str, ...] = get_args(DenseChoice)
 
 
 def to_adapter(
     vector: TaskVector,
-    folder: str | Path,
+    output: str | Path,
     base_model_name_or_path: str | Path | None = None,
     *,
     base: str | Path | None = None,
-    dense: str = "refuse",
+    dense: DenseChoice = "refuse",
     uniform_rank: bool = False,
     dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
     scale: float = 1.0,
+    progress: bool | None = None,
 ) -> Path:
     """See `TaskVector.to_adapter`."""
     unscaled, vector = vector, vector * scale  # refuses NaN and infinities
@@ -64,7 +67,8 @@ def to_adapter(
     _check_untied(vector if dense == "save" else low_rank, layout)
     _check_layout(low_rank, layout)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
-    factors = {_module(name, layout): stacked_factors(terms) for name, terms in low_rank.items()}
+    with progress_bar(low_rank.items(), "Exporting", progress) as bar:
+        factors = {_module(name, layout): stacked_factors(terms) for name, terms in bar}
     if uniform_rank:
         factors = _padded(factors)
     tensors: dict[str, torch.Tensor] = {}
@@ -73,14 +77,14 @@ def to_adapter(
     config = _config(factors, kinds, layout, named)
     if rest and dense == "save":
         _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
-    final = Path(folder)
-    with new_folder(final, MARKER, overwrite) as part:
+    final = Path(output)
+    with new_folder(final, ADAPTER_RECORD, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        writer = SafetensorsWriter(part / "adapter_model.safetensors", specs, {"format": "pt"})
+        writer = SafetensorsWriter(part / ADAPTER_SAFETENSORS, specs, {"format": "pt"})
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.close()
-        (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        (part / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
         origin = {
             "library": f"hf_taskvec {__version__}",
             "expression": vector.expression,
@@ -90,7 +94,7 @@ def to_adapter(
             "changed_parameters": len(factors) if dense == "drop" else len(vector),
             "options": {"dense": dense} if rest else {},
         }
-        (part / MARKER).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        (part / ADAPTER_RECORD).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return final
 
 
@@ -102,12 +106,12 @@ def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
 
 
 def _known(where: str | Path | None, revision: str | None, required: bool) -> Checkpoint:
-    """The base's names and shapes, without its weights: none, if no base was given and the vector's own is out of reach."""
+    """The base's names and shapes, without its weights; none if no base is given and the vector's own is not found."""
     if where is None:
         return Checkpoint("the base", {})
     try:
-        folder, name, commit = locate(where, revision, None, ["config.json"])
-        layout = layout_of_config(read_json(folder / "config.json"))
+        folder, name, commit = locate(where, revision, None, [CONFIG])
+        layout = layout_of_config(read_json(folder / CONFIG))
     except MissingFileError:
         if required:
             raise
@@ -119,6 +123,7 @@ def _known(where: str | Path | None, revision: str | None, required: bool) -> Ch
 
 
 def _module(name: str, layout: Layout) -> str:
+    """The path of the live layer that a weight belongs to."""
     return layout.live(name).removesuffix(".weight")
 
 
@@ -129,7 +134,7 @@ def _kind(name: str, layout: Layout) -> str:
 
 
 def _check_untied(names: Iterable[str], layout: Layout) -> None:
-    # PEFT's ensure_weight_tying is no way out: it misses GPT-2's head, and merges the change twice for others.
+    # PEFT's ensure_weight_tying does not help: it misses GPT-2's head, and merges the change twice for others.
     if tied := [name for name in names if name in layout.tied.values()]:
         raise UnsupportedError(
             f"{some(tied)} is also the output head of {layout.architecture}, and an adapter that PEFT does not merge "
@@ -143,17 +148,18 @@ def _check_layout(names: Iterable[str], layout: Layout) -> None:
     for name in names:
         if layout.architecture == "PhimoeForCausalLM" and ".experts." in name:
             raise UnsupportedError(
-                f"{name}: PEFT cannot load adapters of PhiMoE's experts, which the live model holds fused. Leave them out "
-                "with vector.filter(exclude=...), or write a whole model with apply()."
+                f"{name}: PEFT cannot load adapters of PhiMoE's experts, which the live model holds fused. Leave them "
+                "out with vector.filter(exclude=...), or write a whole model with apply()."
             )
         if name in layout.offset:
             raise UnsupportedError(
-                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain embeddings. "
-                "Leave them out with vector.filter(exclude=...)."
+                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain "
+                "embeddings. Leave them out with vector.filter(exclude=...)."
             )
         if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
             raise MissingFileError(
-                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass base=."
+                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass "
+                "base=."
             )
 
 

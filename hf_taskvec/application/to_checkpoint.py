@@ -1,4 +1,4 @@
-"""A task vector streamed into a checkpoint: one pass over the base's tensors, each byte written once.
+"""A task vector -> checkpoint, streamed: one pass over the base's tensors, each byte written once.
 
 Memory holds a few tiles for each thread, whatever the size of the model and the number of vectors. The output appears
 under its name when it is complete; an interrupted run is resumed, keeping the files whose content checks out.
@@ -6,34 +6,35 @@ under its name when it is complete; an interrupted run is resumed, keeping the f
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
-from tqdm.auto import tqdm
 
 from hf_taskvec._version import __version__
-from hf_taskvec.algebra.deltas import Dense, Rows
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
-from hf_taskvec.algebra.sources import Source
-from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.application.checkpoint_writing import (
+    OutputFiles,
+    OutputTensor,
+    create_writers,
+    total_bytes,
+    write_files,
+)
 from hf_taskvec.application.compatibility import check_fits
+from hf_taskvec.application.finished_files import FinishedFiles
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
+from hf_taskvec.filenames import CONFIG, MODEL_RECORD, MODEL_WEIGHTS, WEIGHTS, WEIGHTS_INDEX
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
-from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, parse_size, shard
-from hf_taskvec.models.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
-from hf_taskvec.threads import workers
+from hf_taskvec.files.safetensors_writer import TensorSpec, shard
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint, open_files
+from hf_taskvec.sizes import file_size, parse_size
 
-RECORD = "taskvec_apply.json"
-_PROGRESS = ".progress.json"
-_INDEX = "model.safetensors.index.json"
 # What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
 COMPANIONS = (
     *("*.json", "*.model", "*.model.v*", "*.tiktoken", "vocab*.txt", "merges.txt", "dict.txt", "bpe.codes"),
@@ -43,20 +44,10 @@ COMPANIONS = (
 _NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor of the output: what it is made of, and what it becomes."""
-
-    name: str
-    source: Source
-    terms: tuple[Term, ...]
-    spec: TensorSpec
-
-
 def apply(
     vector: TaskVector,
     base: str | Path,
-    save_to: str | Path,
+    output: str | Path,
     *,
     scale: float = 1.0,
     dtype: torch.dtype | str | None = None,
@@ -77,34 +68,38 @@ def apply(
     on = _device(device)
     if threads is not None and threads < 1:
         raise BadValueError(f"threads={threads}: at least one thread is needed.")
-    final = Path(save_to).resolve()
+    final = Path(output).resolve()
     checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS])
     assert checkpoint.folder is not None
-    if final.resolve() == checkpoint.folder.resolve():
+    if final == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
     check_fits(vector, checkpoint, strict_base, may_grow=True)
     files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
     job = _job_key(vector, scale, files)
-    ranks = _Ranks()
-    if ranks.is_main:
-        check_replaceable(final, RECORD, overwrite)
+    group = processes()
+    is_main = group.is_main_process
+    if is_main:
+        check_replaceable(final, MODEL_RECORD, overwrite)
         _check_space(final, files)
-    with new_folder(final, RECORD, overwrite, resume=True) if ranks.is_main else nullcontext(unfinished(final)) as part:
-        done = _resume(part, files, job) if ranks.is_main else {}
-        writers = _create(part, files, done) if ranks.is_main else {}
-        ranks.wait()
-        if not ranks.is_main:
-            done = json.loads((part / _PROGRESS).read_text())["files"]
-            writers = _create(part, files, done, join=True)
+    with new_folder(final, MODEL_RECORD, overwrite, resume=True) if is_main else nullcontext(unfinished(final)) as part:
+        # The main process decides what is left to do and creates the files; the others then open the same files.
+        if is_main:
+            finished = FinishedFiles.of_interrupted_run(part, job, files)
+            writers = create_writers(part, files, finished)
+        group.wait_for_everyone()
+        if not is_main:
+            finished = FinishedFiles.of_main_process(part, job)
+            writers = create_writers(part, files, finished, join=True)
         try:
-            _write_all(part, files, writers, done, ranks, on, threads, progress)
+            write_files(part, files, writers, finished, group, on, threads, progress)
         finally:
             for writer in writers.values():
                 writer.close(sync=False)
-        ranks.wait()
-        if ranks.is_main:
+        group.wait_for_everyone()
+        if is_main:
             _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint, out_dtype))
-    ranks.wait()
+            finished.remove_note()
+    group.wait_for_everyone()
     return final
 
 
@@ -113,21 +108,21 @@ def apply(
 
 def _plan(
     vector: TaskVector, checkpoint: Checkpoint, dtype: torch.dtype | None, max_shard_size: int | str | None
-) -> dict[str, dict[str, _Tensor]]:
+) -> dict[str, dict[str, OutputTensor]]:
     """File -> its tensors, named and ordered as the base stores them; in its files too, unless a size is given."""
     assert checkpoint.folder is not None
-    stored = open_files(checkpoint.folder, WEIGHTS)
+    stored = open_files(checkpoint.folder, MODEL_WEIGHTS)
     canonical = {
         checkpoint.stored_as.get(name, name): name for name in checkpoint.layout.place(stored, checkpoint.name)
     }
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, OutputTensor] = {}
     for raw, source in stored.items():
         name = canonical.get(raw, raw)
         name = checkpoint.layout.tied.get(name, name)
         terms = vector[name].terms if raw in canonical and name in vector else ()
         to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
-        tensors[raw] = _Tensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
-    by_file: dict[str, dict[str, _Tensor]] = {}
+        tensors[raw] = OutputTensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
+    by_file: dict[str, dict[str, OutputTensor]] = {}
     if max_shard_size is None and all(s.file.path.suffix == ".safetensors" for s in stored.values()):
         for raw, source in stored.items():
             by_file.setdefault(source.file.path.name, {})[raw] = tensors[raw]
@@ -137,7 +132,7 @@ def _plan(
     return {file: {raw: tensors[raw] for raw in names} for file, names in layout.items()}
 
 
-def _job_key(vector: TaskVector, scale: float, files: Mapping[str, Mapping[str, _Tensor]]) -> str:
+def _job_key(vector: TaskVector, scale: float, files: OutputFiles) -> str:
     """What an interrupted run must agree in to be resumed: the vector, the base, and the output's layout."""
     layout = [
         [file, name, dtype_name(tensor.spec.dtype), tensor.source.identity]
@@ -158,159 +153,31 @@ def _device(device: str | torch.device) -> torch.device:
         ) from None
 
 
-def _check_space(final: Path, files: Mapping[str, Mapping[str, _Tensor]]) -> None:
-    needed = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
+def _check_space(final: Path, files: OutputFiles) -> None:
+    needed = total_bytes(files)
     place = next(folder for folder in final.absolute().parents if folder.exists())
     part = unfinished(final)
-    held = sum(file.stat().st_blocks * 512 for file in part.iterdir()) if part.exists() else 0
+    held = sum(map(_size_on_disk, part.iterdir())) if part.exists() else 0
     free = shutil.disk_usage(place).free + held
     if free < needed:
         raise OutputError(
-            f"{final.name} needs {needed / 1e9:.3g} GB, and only {free / 1e9:.3g} GB are free there. Make room or choose "
+            f"{final.name} needs {file_size(needed)}, and only {file_size(free)} are free there. Make room or choose "
             "another folder."
         )
 
 
-# Writing, by threads and processes.
+def _size_on_disk(path: Path) -> int:
+    """The bytes that removing a file frees. Of a file that is being written, they may be fewer than its length."""
+    stat = path.stat()
+    return stat.st_size if sys.platform == "win32" else stat.st_blocks * 512
 
 
-class _Ranks:
-    """The processes of an `accelerate launch`, or the one process that there is."""
-
-    def __init__(self) -> None:
-        self._state = None
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from accelerate import PartialState
-            from accelerate.utils import parse_flag_from_env
-
-            self._state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-        self.index = self._state.process_index if self._state else 0
-        self.count = self._state.num_processes if self._state else 1
-        self.is_main = self.index == 0
-
-    def wait(self) -> None:
-        if self._state:
-            self._state.wait_for_everyone()
-
-
-def _partial(file: str) -> str:
-    return f"{file}.partial"
-
-
-def _create(
-    part: Path, files: Mapping[str, Mapping[str, _Tensor]], done: Iterable[str], join: bool = False
-) -> dict[str, SafetensorsWriter]:
-    """A writer for each file that is not done; with `join`, of a file that another process created."""
-    writers = {}
-    for file in (each for each in files if each not in done):
-        specs = {name: tensor.spec for name, tensor in files[file].items()}
-        writers[file] = SafetensorsWriter(part / _partial(file), specs, {"format": "pt"}, join)
-    return writers
-
-
-def _write_all(
-    part: Path,
-    files: Mapping[str, Mapping[str, _Tensor]],
-    writers: Mapping[str, SafetensorsWriter],
-    done: dict[str, str],
-    ranks: _Ranks,
-    device: torch.device,
-    threads: int | None,
-    progress: bool | None,
-) -> None:
-    """Write this process's share of every file, and rename each file when all of it is there."""
-    total = sum(tensor.spec.nbytes for file in writers for tensor in files[file].values())
-    hidden = True if not ranks.is_main else (None if progress is None else not progress)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Applying", disable=hidden) as bar, workers(threads) as run:
-        for file, writer in writers.items():
-            mine = [t for number, t in enumerate(files[file].values()) if number % ranks.count == ranks.index]
-            for nbytes in run(_write_tiles, ((writer, *task) for task in _tasks(mine, device))):
-                bar.update(nbytes * ranks.count)
-            writer.close()
-            ranks.wait()
-            if ranks.is_main:
-                (part / _partial(file)).rename(part / file)
-                if len(files) > 1:
-                    done[file] = _digest(part / file)
-                    _note(part, done)
-
-
-_Task = tuple[SafetensorsWriter, _Tensor, Sum, list[tuple[int, int]]]
-
-
-def _tasks(tensors: Iterable[_Tensor], device: torch.device) -> Iterator[tuple[_Tensor, Sum, list[tuple[int, int]]]]:
-    """Runs of neighbouring tiles, each enough work for a thread to take."""
-    for tensor in tensors:
-        whole = _sum(tensor, device)
-        tiles = list(whole.tiles())
-        for start in range(0, len(tiles), 4):
-            yield tensor, whole, tiles[start : start + 4]
-
-
-def _sum(tensor: _Tensor, device: torch.device) -> Sum:
-    rows, source = tensor.spec.shape[:1], tensor.source
-    if rows == source.shape[:1]:
-        return Sum(tensor.spec.shape, tensor.terms, source, device=device)
-    # An extended vocabulary: the base has no rows there, and the vector's are changes from zero.
-    base = Term(1.0, Rows(range(source.shape[0]), Dense((source,)), rows[0]))
-    return Sum(tensor.spec.shape, (base, *tensor.terms), device=device)
-
-
-def _write_tiles(task: _Task) -> int:
-    writer, tensor, whole, tiles = task
-    spec = tensor.spec
-    untouched = not tensor.terms and tensor.source.dtype == spec.dtype
-    stored = tensor.source.read() if untouched else None
-    written = 0
-    for start, stop in tiles:
-        if stored is not None:
-            rows = stored[start:stop] if spec.shape else stored
-        else:
-            rows = whole.rounded(start, stop, spec.dtype, tensor.name).cpu()
-        writer.write(tensor.name, rows, start)
-        written += rows.nbytes
-    return written
-
-
-# Resuming and finishing.
-
-
-def _resume(part: Path, files: Mapping[str, Mapping[str, _Tensor]], job: str) -> dict[str, str]:
-    """The files that an interrupted run of the same job finished, checked by content; all else is removed."""
-    try:
-        noted = json.loads((part / _PROGRESS).read_text("utf-8"))
-        kept = noted["files"] if noted["job"] == job else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        kept = {}
-    done = {f: d for f, d in kept.items() if f in files and (part / f).is_file() and _digest(part / f) == d}
-    for path in part.iterdir():
-        if path.name not in done:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    _note(part, done, job)
-    return done
-
-
-def _note(part: Path, done: Mapping[str, str], job: str | None = None) -> None:
-    """Record the finished files, so that the record is never half-written."""
-    path = part / _PROGRESS
-    job = job or json.loads(path.read_text("utf-8"))["job"]
-    fresh = part / f"{_PROGRESS}.new"
-    fresh.write_text(json.dumps({"job": job, "files": dict(done)}), "utf-8")
-    fresh.rename(path)
-
-
-def _digest(path: Path) -> str:
-    """A fast digest of a file's content: against accidents, not against forgers."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return digest.hexdigest()
+# What lies beside the weights.
 
 
 def _finish(
     part: Path,
-    files: Mapping[str, Mapping[str, _Tensor]],
+    files: OutputFiles,
     checkpoint: Checkpoint,
     dtype: torch.dtype | None,
     record: Mapping[str, Any],
@@ -327,16 +194,14 @@ def _finish(
         config["dtype"] = dtype_name(dtype)
     config.update(_grown_vocabulary(files))
     if checkpoint.config and config != checkpoint.config:  # a base without a config does not get half of one
-        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    if list(files) != ["model.safetensors"]:
-        size = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
+        (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    if list(files) != [WEIGHTS]:
         index = {
-            "metadata": {"total_size": size},
+            "metadata": {"total_size": total_bytes(files)},
             "weight_map": {name: f for f, each in files.items() for name in each},
         }
-        (part / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-    (part / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    (part / _PROGRESS).unlink()
+        (part / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    (part / MODEL_RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -352,7 +217,7 @@ def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: tor
     }
 
 
-def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, int]:
+def _grown_vocabulary(files: OutputFiles) -> dict[str, int]:
     tensors = [tensor for each in files.values() for tensor in each.values()]
     grown = {t.spec.shape[0] for t in tensors if t.spec.shape[:1] != t.source.shape[:1]}
     return {"vocab_size": grown.pop()} if grown else {}

@@ -78,9 +78,9 @@ def apply(
 
     No model is ever in memory. With --report the report goes into the output, for its card.
     """
-    from hf_taskvec.application.to_checkpoint import RECORD
+    from hf_taskvec.filenames import MODEL_RECORD
 
-    check_output(output, RECORD, overwrite)
+    check_output(output, MODEL_RECORD, overwrite)
     found = load_vector(vector, token=token)
     amount, measured = chosen_scale(scale, report)
     if dry_run:
@@ -130,9 +130,9 @@ def adapter(
     token: Token = None,
 ) -> None:
     """Export λ·VECTOR as a PEFT adapter."""
-    from hf_taskvec.application.to_adapter import MARKER
+    from hf_taskvec.filenames import ADAPTER_RECORD
 
-    check_output(output, MARKER, overwrite)
+    check_output(output, ADAPTER_RECORD, overwrite)
     found = load_vector(vector, token=token)
     amount, measured = chosen_scale(scale, report)
     if measured is not None and rank is not None:
@@ -146,7 +146,8 @@ def adapter(
         return Plan({vector: found.nbytes}, {output.name: written}, written + 3 * largest).result(output).show(json)
     if rank is not None:
         found = found.compress(rank=rank)
-    found.to_adapter(output, base_name, base=base, dense=dense, overwrite=overwrite, scale=amount)
+    choice: Any = dense  # to_adapter refuses others
+    found.to_adapter(output, base_name, base=base, dense=choice, overwrite=overwrite, scale=amount)
     _finish(output, measured, {"scale": amount, "expression": (found * amount).expression}, json)
     return None
 

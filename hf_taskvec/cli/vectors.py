@@ -78,7 +78,8 @@ def extract(
     kind, shown = kind_of(models[-1], base, token)
     if kind == "vector":
         raise BadValueError(f"{shown} is a task vector already.")
-    vector = open_vector(models[-1], base, name=name, vocabulary=vocabulary, token=token)
+    choice: Any = vocabulary  # open_vector refuses others
+    vector = open_vector(models[-1], base, name=name, vocabulary=choice, token=token)
     _save(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.extraction.from_finetuned import VocabularyChoice
 from hf_taskvec.files.vector_format import JSON_NAME
 from hf_taskvec.models.checkpoint import WEIGHTS, locate
 
@@ -16,7 +17,7 @@ def open_vector(
     base: str | Path | None = None,
     *,
     name: str | None = None,
-    vocabulary: str | None = None,
+    vocabulary: VocabularyChoice | None = None,
     token: str | bool | None = None,
 ) -> TaskVector:
     """A task vector from a folder or a Hub id (`me/tuned`, `me/tuned@revision`) that holds one in any form.
@@ -25,12 +26,30 @@ def open_vector(
     adapter.
 
     Args:
-        where: a saved task vector, a LoRA adapter, or a full fine-tune.
-        base: the model that was fine-tuned: needed for a full fine-tune, and for an adapter whose base is not the one
+        where (`str` or `Path`):
+            A saved task vector, a LoRA adapter, or a full fine-tune.
+        base (`str` or `Path`, *optional*):
+            The model that was fine-tuned: needed for a full fine-tune, and for an adapter whose base is not the one
             that it names. A saved vector has no use for it.
-        name: what expressions call the vector.
-        vocabulary: for full fine-tunes alone: see `TaskVector.from_finetuned`.
-        token: for Hub ids, as in transformers.
+        name (`str`, *optional*):
+            What expressions call the vector.
+        vocabulary (`str`, *optional*):
+            For full fine-tunes alone: `"truncate"` or `"extend"`, see `TaskVector.from_finetuned`.
+        token (`str` or `bool`, *optional*):
+            For Hub ids, as in transformers.
+
+    Returns:
+        `TaskVector`: The vector, of which nothing has been read yet.
+
+    Raises:
+        `BadValueError`: If it is a full fine-tune and there is no base, or `vocabulary` is given for anything else.
+        `MissingFileError`: If there is no such folder or repository.
+
+    Example:
+        ```python
+        vectors = [open_vector("me/model-lora"), open_vector("out/tuned", "me/model"), open_vector("out/vector")]
+        ```
+
     """
     kind, shown = kind_of(where, base, token)
     if vocabulary is not None and kind != "model":
@@ -39,7 +58,7 @@ def open_vector(
         vector = TaskVector.load(where, token=token)
         return vector if name is None else vector.named(name)
     if kind == "adapter":
-        return TaskVector.from_adapter(where, base, name=name, token=token)
+        return TaskVector.from_adapter(where, base=base, name=name, token=token)
     if base is None:
         raise BadValueError(
             f"{shown} is no task vector and no adapter. If it is a full fine-tune, its vector needs the base as well: "

@@ -1,6 +1,7 @@
 """A full fine-tune and its base -> task vector."""
 
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
@@ -15,8 +16,11 @@ from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, so
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.progress import progress_bar
 
-_VOCABULARY = ("truncate", "extend")
+#: what to do when the embeddings of base and fine-tune differ in their number of rows
+VocabularyChoice = Literal["truncate", "extend"]
+_VOCABULARY: tuple[str, ...] = get_args(VocabularyChoice)
 
 
 def from_finetuned(
@@ -26,8 +30,9 @@ def from_finetuned(
     name: str | None = None,
     base_revision: str | None = None,
     tuned_revision: str | None = None,
-    vocabulary: str | None = None,
+    vocabulary: VocabularyChoice | None = None,
     token: str | bool | None = None,
+    progress: bool | None = None,
 ) -> TaskVector:
     """See `TaskVector.from_finetuned`."""
     if vocabulary not in (None, *_VOCABULARY):
@@ -38,7 +43,8 @@ def from_finetuned(
     _check_changed(old, new)
     is_live = isinstance(base, torch.nn.Module) or isinstance(tuned, torch.nn.Module)
     terms = {}
-    for key, source in old.tensors.items():
+    # Of files nothing is read here; of live models everything is, since they may change later.
+    for key, source in progress_bar(old.tensors.items(), "Extracting", progress if is_live else False):
         pair = (source, new.tensors[key])
         deltas = _resized(key, *pair, vocabulary) if pair[0].shape != pair[1].shape else (Difference(*pair),)
         terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
@@ -89,8 +95,8 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
 def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
     """Refuse a fine-tune that is its base.
 
-    Fingerprints sample, and tell nothing across dtypes. Where they leave it open, weights are compared until one
-    differs.
+    Fingerprints are made of samples, and cannot be compared across dtypes. Where they do not decide, weights are
+    compared until one differs.
     """
     pairs = [(source, tuned.tensors[name]) for name, source in base.tensors.items()]
     if base.fingerprint != tuned.fingerprint and all(a.dtype == b.dtype for a, b in pairs):
@@ -110,7 +116,7 @@ def _equal(a: Source, b: Source) -> bool:
     return all(torch.equal(one.double(), other.double()) for one, other in tiles)
 
 
-def _resized(name: str, base: Source, tuned: Source, vocabulary: str | None) -> tuple[Delta, ...]:
+def _resized(name: str, base: Source, tuned: Source, vocabulary: VocabularyChoice | None) -> tuple[Delta, ...]:
     """The change of an embedding to another number of rows."""
     if base.shape[1:] != tuned.shape[1:] or not is_vocabulary(name):
         raise MismatchError(

@@ -12,7 +12,7 @@ from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError, some
-from hf_taskvec.merging.rules_by_name import Change, Parameter, Rule, find_rule
+from hf_taskvec.merging.rule_registry import Change, Parameter, Rule, find_rule
 
 
 def combine(
@@ -20,26 +20,38 @@ def combine(
 ) -> TaskVector:
     """Many task vectors merged into one, by a named rule: again a `TaskVector`, lazy, with its provenance.
 
-    Args:
-        vectors (`Sequence[TaskVector]`): of one architecture. A parameter that a vector does not have is not changed by
-            it.
-        rule (`str`): one of `rules()`.
-        weights (`Sequence[float]`, *optional*): one for each vector, 1 by default. A negative weight subtracts, in every
-            rule.
-        options: the rule's own, such as `density=0.2`.
-
     Linear rules give expressions, in which factors stay factors. The result of any other rule is computed when it is
     used, from tiles of the vectors: no model and no whole parameter is held, except for spectral rules on dense
     matrices, which hold one parameter. Only `rows` reads the vectors at once, to know which rows it keeps.
 
-    >>> import torch
-    >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -3.0, 0.1])}, name="a")
-    >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 1.0, 0.1])}, name="b")
-    >>> merged = combine([a, b], "ties", density=0.7)
-    >>> merged.dense("w")
-    tensor([ 1.5000, -3.0000,  0.0000])
-    >>> merged.expression
-    "combine([a, b], 'ties', density=0.7)"
+    Args:
+        vectors (`Sequence[TaskVector]`):
+            Task vectors of one architecture. A parameter that a vector does not have is not changed by it.
+        rule (`str`, *optional*, defaults to `"sum"`):
+            One of `rules()`.
+        weights (`Sequence[float]`, *optional*):
+            One for each vector, 1 by default. A negative weight subtracts, in every rule.
+        options:
+            The rule's own, such as `density=0.2`.
+
+    Returns:
+        `TaskVector`: The merged vector, whose expression names the rule, its options and the vectors.
+
+    Raises:
+        `MissingNameError`: If there is no rule or no option of that name.
+        `BadValueError`: If an option or a weight is not one, or if there are too few vectors for the rule.
+        `MismatchError`: If the vectors come from models of different architectures, shapes or tokenizers.
+
+    Example:
+        >>> import torch
+        >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -3.0, 0.1])}, name="a")
+        >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 1.0, 0.1])}, name="b")
+        >>> merged = combine([a, b], "ties", density=0.7)
+        >>> merged.dense("w")
+        tensor([ 1.5000, -3.0000,  0.0000])
+        >>> merged.expression
+        "combine([a, b], 'ties', density=0.7)"
+
     """
     found = find_rule(rule)
     found.check_options(options)
@@ -70,14 +82,25 @@ def combine(
 def combine_parameter(
     name: str, changes: Sequence[tuple[Term, ...]], labels: Sequence[str], layers: int, rule: str, **options: Any
 ) -> tuple[Term, ...]:
-    """What `combine` makes of one parameter, at weights of 1: for whoever holds no more than that at a time.
+    """What `combine` makes of one parameter, at weights of 1: for callers that hold no more than that at a time.
 
     Args:
-        name: of the parameter.
-        changes: of each vector.
-        labels: what `combine` takes from the vectors' expressions.
-        layers: how many layers the model has.
-        rule: one of `rules()`, with its options.
+        name (`str`):
+            The parameter's canonical name.
+        changes (`Sequence[tuple[Term, ...]]`):
+            What each vector changes in it; nothing for a vector that does not have it.
+        labels (`Sequence[str]`):
+            What `combine` takes from the vectors' expressions.
+        layers (`int`):
+            How many layers the model has.
+        rule (`str`):
+            One of `rules()`.
+        options:
+            The rule's own.
+
+    Returns:
+        `tuple[Term, ...]`: The parameter's merged change.
+
     """
     found, count = find_rule(rule), len(changes)
     given = tuple(Change(n, label, 1.0, c) for n, (label, c) in enumerate(zip(labels, changes, strict=True)) if c)

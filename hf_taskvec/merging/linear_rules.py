@@ -5,23 +5,24 @@ from typing import Any
 
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.merging.rules_by_name import Parameter, finite, rule
+from hf_taskvec.merging.option_checks import checked_number
+from hf_taskvec.merging.rule_registry import Parameter, rule
 
 
 @rule("sum", paper="https://arxiv.org/abs/2212.04089", linear=True)
-def total(weights: list[float]) -> list[float]:
+def sum_rule(weights: list[float]) -> list[float]:
     """The weighted sum: task arithmetic."""
     return weights
 
 
 @rule("mean", paper="https://arxiv.org/abs/2203.05482", linear=True)
-def mean(weights: list[float]) -> list[float]:
+def mean_rule(weights: list[float]) -> list[float]:
     """The weighted sum divided by the number of vectors: the uniform average of the models, at weights of 1."""
     return [weight / len(weights) for weight in weights]
 
 
 @rule("weighted", paper="https://arxiv.org/abs/2203.05482", linear=True)
-def weighted(weights: list[float]) -> list[float]:
+def weighted_rule(weights: list[float]) -> list[float]:
     """The weighted average: the weighted sum divided by the sum of the weights' magnitudes.
 
     Magnitudes, so that a negative weight still subtracts: dividing by a negative sum would turn it into an addition.
@@ -33,8 +34,16 @@ def weighted(weights: list[float]) -> list[float]:
 
 
 @rule("interpolate", paper="https://arxiv.org/abs/2208.05592", linear=True)
-def interpolate(weights: list[float], t: float = 0.5) -> list[float]:
-    """Between two vectors: (1 - t) of the first and t of the second."""
+def interpolate_rule(weights: list[float], t: float = 0.5) -> list[float]:
+    """Between two vectors: (1 - t) of the first and t of the second.
+
+    Args:
+        weights (`list[float]`):
+            One for each vector.
+        t (`float`, *optional*, defaults to 0.5):
+            From 0, the first vector, to 1, the second.
+
+    """
     if len(weights) != 2:
         raise BadValueError(
             f"the rule 'interpolate' is between two vectors, not {len(weights)}. Use 'weighted' for more."
@@ -45,16 +54,23 @@ def interpolate(weights: list[float], t: float = 0.5) -> list[float]:
 
 
 @rule("layers", at_least=1)
-def layers(
+def layers_rule(
     parameter: Parameter, schedule: Sequence[Sequence[float]] | Sequence[float], outside: float = 1.0
 ) -> list[Term]:
     """The weighted sum with each vector scaled layer by layer, along a schedule.
 
-    A schedule is a row of numbers spread evenly from the first layer to the last, with straight lines between them:
-    `[0, 1]` rises from nothing in the first layer to everything in the last. One schedule for all vectors, or a list of
-    one for each. `outside` scales what is in no layer: embeddings, the last norm, the head.
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        schedule (`Sequence[float]` or `Sequence[Sequence[float]]`):
+            Numbers spread evenly from the first layer to the last, with straight lines between them: `[0, 1]` rises
+            from nothing in the first layer to everything in the last. One schedule for all vectors, or a list of one
+            for each.
+        outside (`float`, *optional*, defaults to 1.0):
+            Scales what is in no layer: embeddings, the last norm, the head.
+
     """
-    rows, others = _rows(schedule, parameter.vectors), finite("outside", outside)
+    rows, others = _rows(schedule, parameter.vectors), checked_number("outside", outside)
     place = 0.0 if parameter.layers < 2 or parameter.layer is None else parameter.layer / (parameter.layers - 1)
     factors = [others if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
     return parameter.sum([c.weight * factor for c, factor in zip(parameter.changes, factors, strict=True)])

@@ -1,14 +1,15 @@
-"""Finding λ: the scale of a merged vector that a score on validation data likes best, under a budget of evaluations."""
+"""Finding λ: the scale of the best score on validation data, within a budget of evaluations."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
+from hf_taskvec.progress import progress_bar
 
 SearchMethod = Literal["grid", "bounded"]
-_METHODS = ("grid", "bounded")
+_METHODS: tuple[str, ...] = get_args(SearchMethod)
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,13 @@ class ScaleSearch:
     """What a search for λ found.
 
     Args:
-        scale: the best λ.
-        score: the score there.
-        tried: every λ that was tried with its score, in the order of λ.
+        scale (`float`):
+            The best λ.
+        score (`float`):
+            The score there.
+        tried (`tuple[tuple[float, float], ...]`):
+            Every λ that was tried with its score, in the order of λ.
+
     """
 
     scale: float
@@ -32,19 +37,35 @@ def search_scale(
     *,
     method: SearchMethod = "grid",
     budget: int = 21,
+    progress: bool | None = None,
 ) -> ScaleSearch:
     """The λ of the highest score within bounds; of equal ones, that of the smallest magnitude.
 
     Args:
-        score: from λ to a number, the higher the better. Measure it on validation data, not on what is reported.
-        bounds: the smallest and the largest λ.
-        method: `"grid"` tries evenly spaced λ, both bounds among them; `"bounded"` is Brent's method (scipy), which
-            narrows the interval down around one maximum and so needs fewer evaluations for more digits, if there is but
-            one.
-        budget: how often `score` may be called.
+        score (`Callable[[float], float]`):
+            From λ to a number, the higher the better. Measure it on validation data, not on what is reported.
+        bounds (`tuple[float, float]`, *optional*, defaults to `(0.0, 1.0)`):
+            The smallest and the largest λ.
+        method (`str`, *optional*, defaults to `"grid"`):
+            `"grid"` tries evenly spaced λ, both bounds among them. `"bounded"` is Brent's method (it needs scipy),
+            which narrows the interval down around one maximum and so needs fewer evaluations for more digits, if there
+            is only one maximum.
+        budget (`int`, *optional*, defaults to 21):
+            How often `score` may be called.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
 
-    >>> search_scale(lambda scale: -((scale - 0.3) ** 2), budget=11).scale
-    0.3
+    Returns:
+        `ScaleSearch`: The best λ, its score, and every λ that was tried.
+
+    Raises:
+        `BadValueError`: If the bounds or the budget make no sense, or a score is not a number.
+        `UnsupportedError`: If `method="bounded"` and scipy is not installed.
+
+    Example:
+        >>> search_scale(lambda scale: -((scale - 0.3) ** 2), budget=11).scale
+        0.3
+
     """
     low, high = (float(bound) for bound in bounds)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -62,13 +83,15 @@ def search_scale(
         if math.isnan(found):
             raise BadValueError(f"the score at λ={scale:g} is not a number.")
         tried[scale] = found
+        bar.update()
         return found
 
-    if method == "grid":
-        for step in range(budget):
-            try_scale(round(low + (high - low) * step / (budget - 1), 12))
-    else:
-        _narrow(try_scale, low, high, budget)
+    with progress_bar([], "Searching λ", progress, budget) as bar:
+        if method == "grid":
+            for step in range(budget):
+                try_scale(round(low + (high - low) * step / (budget - 1), 12))
+        else:
+            _narrow(try_scale, low, high, budget)
     best = min(tried, key=lambda scale: (-tried[scale], abs(scale)))
     return ScaleSearch(best, tried[best], tuple(sorted(tried.items())))
 

@@ -1,14 +1,14 @@
 """Sparse rules: each vector keeps some of its elements, and what is kept is merged.
 
-A share of elements is counted in each parameter by itself, as breadcrumbs' paper and mergekit do. (TIES' own code counts
-it over all of a model at once, so that some layers keep more than others.) Elements of equal magnitude are kept or left
-out together: 16-bit weights have many of them, and no order among them would mean anything.
+A share of elements is counted in each parameter by itself, as breadcrumbs' paper and mergekit do. (TIES' own code
+counts it over all of a model at once, so that some layers keep more than others.) Elements of equal magnitude are kept
+or left out together: 16-bit weights have many of them, and no order among them would mean anything.
 """
 
 import hashlib
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,19 +19,25 @@ from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.merging.option_checks import checked_share, checked_shares
 from hf_taskvec.merging.order_statistics import order_statistics
-from hf_taskvec.merging.rules_by_name import Parameter, rule, share, shares
+from hf_taskvec.merging.rule_registry import Parameter, rule
 
 Densities = float | Sequence[float]
 
 
 @rule("magnitude", paper="https://arxiv.org/abs/1506.02626", at_least=1)
-def magnitude(parameter: Parameter, density: Densities = 0.2) -> list[Term]:
+def magnitude_rule(parameter: Parameter, density: Densities = 0.2) -> list[Term]:
     """The weighted sum of vectors of which only the largest elements are kept.
 
-    `density` is the share of elements to keep in each parameter: one number, or one for each vector.
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        density (`float` or `Sequence[float]`, *optional*, defaults to 0.2):
+            The share of elements to keep in each parameter: one number, or one for each vector.
+
     """
-    densities = shares("density", density, parameter.vectors)
+    densities = checked_shares("density", density, parameter.vectors)
     if min(densities) == 1.0:
         return parameter.sum()
     cuts = [_cut(parameter, densities[change.index]) for change in parameter.changes]
@@ -39,16 +45,23 @@ def magnitude(parameter: Parameter, density: Densities = 0.2) -> list[Term]:
 
 
 @rule("rows", paper="https://arxiv.org/abs/2504.10957", at_least=1)
-def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
+def rows_rule(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
     """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
 
     Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
 
     Which rows these are is found out at once, so `combine` reads the MLPs of all vectors, a parameter at a time; their
-    numbers are read when they are used, and stay exact. Only of what has no rows of its own to read (DoRA, the result of
-    another rule) the kept rows are held in memory.
+    numbers are read when they are used, and stay exact. Only of what has no rows of its own to read (DoRA, the result
+    of another rule) the kept rows are held in memory.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        fraction (`float`, *optional*, defaults to 0.2):
+            The share of rows to keep.
+
     """
-    kept = share("fraction", fraction)
+    kept = checked_share("fraction", fraction)
     if not MLP.search(parameter.name) or len(parameter.shape) != 2:
         return parameter.sum()
     pruned = [TaskVector({parameter.name: change.terms}).prune_rows(kept) for change in parameter.changes]
@@ -61,17 +74,25 @@ def rows(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
 
 
 @rule("breadcrumbs", paper="https://arxiv.org/abs/2312.06795", at_least=1)
-def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0.01) -> list[Term]:
+def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: float = 0.01) -> list[Term]:
     """The weighted sum of vectors without their smallest elements, and without their very largest.
 
-    `gamma` is the share of largest elements to leave out, `density` the share to keep of all. A density of 1 - gamma or
-    more leaves fewer of the largest out, so that as many are kept as it says.
+    A density of 1 - gamma or more leaves fewer of the largest out, so that as many are kept as it says.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        density (`float` or `Sequence[float]`, *optional*, defaults to 0.9):
+            The share of all elements to keep: one number, or one for each vector.
+        gamma (`float`, *optional*, defaults to 0.01):
+            The share of largest elements to leave out.
+
     """
     if isinstance(gamma, bool) or not isinstance(gamma, float | int) or not 0.0 <= gamma < 1.0:
         raise BadValueError(
             f"gamma={gamma!r}: the share of largest elements to leave out must be at least 0 and below 1."
         )
-    densities = shares("density", density, parameter.vectors)
+    densities = checked_shares("density", density, parameter.vectors)
     if min(densities) == 1.0:
         return parameter.sum()
     count = numel(parameter.shape)
@@ -98,18 +119,28 @@ def breadcrumbs(parameter: Parameter, density: Densities = 0.9, gamma: float = 0
 
 
 @rule("dare", paper="https://arxiv.org/abs/2311.03099", at_least=1)
-def dare(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale: bool = True) -> list[Term]:
+def dare_rule(parameter: Parameter, density: Densities = 0.5, seed: int = 0, rescale: bool = True) -> list[Term]:
     """The weighted sum of vectors of which random elements are dropped, and the others scaled up to make up for it.
 
-    What is kept is divided by the density (`rescale=False` leaves it as it is). Which elements are kept depends on the
-    seed, the vector's expression and the parameter's name: not on the order of the vectors, nor on threads or
-    processes.
+    Which elements are kept depends on the seed, the vector's expression and the parameter's name: not on the order of
+    the vectors, nor on threads or processes.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        density (`float` or `Sequence[float]`, *optional*, defaults to 0.5):
+            The share of elements to keep, on average: one number, or one for each vector.
+        seed (`int`, *optional*, defaults to 0):
+            Chooses the elements.
+        rescale (`bool`, *optional*, defaults to `True`):
+            Divide what is kept by the density.
+
     """
     if not isinstance(rescale, bool):
         raise BadValueError(f"rescale={rescale!r} must be True or False.")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise BadValueError(f"seed={seed!r} must be a whole number.")
-    densities = shares("density", density, parameter.vectors)
+    densities = checked_shares("density", density, parameter.vectors)
     steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
     if min(steps) == 65536:
         return parameter.sum()
@@ -146,25 +177,33 @@ def random_mask(key: str, step: int, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-_NORMALISATIONS = ("count", "weight", "none")
+Normalisation = Literal["count", "weight", "none"]
+_NORMALISATIONS: tuple[str, ...] = get_args(Normalisation)
 
 
 @rule("ties", paper="https://arxiv.org/abs/2306.01708")
-def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count") -> list[Term]:
+def ties_rule(parameter: Parameter, density: Densities = 0.2, normalize: Normalisation = "count") -> list[Term]:
     """Trim, elect a sign for each element, and average the vectors that agree with it (TIES-Merging).
 
-    Each vector keeps the share `density` of its elements with the largest magnitude and is multiplied by its weight; the
-    sign of an element is that of the sum; and those that have it are merged. So a negative weight negates: it takes
-    part in the election as what it is. Where the sum is exactly 0, nothing is changed.
+    Each vector keeps the share `density` of its elements with the largest magnitude and is multiplied by its weight;
+    the sign of an element is that of the sum; and those that have it are merged. So a negative weight negates: it takes
+    part in the election with its own sign. Where the sum is exactly 0, nothing is changed.
 
-    `normalize`: `"count"` divides by the number of vectors that agree (the paper; twice the weights give twice the
-    result), `"weight"` by the sum of their weights' magnitudes (mergekit's default, at positive weights), `"none"` gives
-    their sum.
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        density (`float` or `Sequence[float]`, *optional*, defaults to 0.2):
+            The share of elements to keep: one number, or one for each vector.
+        normalize (`str`, *optional*, defaults to `"count"`):
+            `"count"` divides by the number of vectors that agree (the paper; twice the weights give twice the result),
+            `"weight"` by the sum of their weights' magnitudes (mergekit's default, at positive weights), `"none"` gives
+            their sum.
+
     """
     if normalize not in _NORMALISATIONS:
         hint = did_you_mean(str(normalize), _NORMALISATIONS)
         raise MissingNameError(f"no normalize={normalize!r}.{hint} It is one of {', '.join(_NORMALISATIONS)}.")
-    densities = shares("density", density, parameter.vectors)
+    densities = checked_shares("density", density, parameter.vectors)
     weights = [change.weight for change in parameter.changes]
     parts = {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
 
@@ -195,7 +234,7 @@ def ties(parameter: Parameter, density: Densities = 0.2, normalize: str = "count
     return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
 
 
-# What nothing is divided by, so that it stays nothing: far below any weight.
+# The divisor where no vector has a say: 0 divided by it is 0. It is far below any weight.
 _NO_VOTES = 1e-30
 
 

@@ -4,14 +4,21 @@ import torch
 
 from hf_taskvec.algebra.low_rank import Target, singular_triples
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.merging.rules_by_name import Parameter, rule
+from hf_taskvec.merging.rule_registry import Parameter, rule
 
 
 @rule("low_rank", paper="https://arxiv.org/abs/2504.10957", at_least=1)
-def low_rank(parameter: Parameter, rank: int = 1) -> list[Term]:
+def low_rank_rule(parameter: Parameter, rank: int = 1) -> list[Term]:
     """The weighted sum of vectors of which each matrix is cut to a low rank.
 
     Corollary 1 of Li et al. 2025. Biases and norms stay whole.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        rank (`int`, *optional*, defaults to 1):
+            The rank to keep of each matrix.
+
     """
     Target(rank=rank)  # refuses what is no rank
     if len(parameter.shape) != 2:
@@ -30,13 +37,19 @@ def low_rank(parameter: Parameter, rank: int = 1) -> list[Term]:
 
 
 @rule("tsv", paper="https://arxiv.org/abs/2412.00081")
-def tsv(parameter: Parameter, rank: int | None = None) -> list[Term]:
+def tsv_rule(parameter: Parameter, rank: int | None = None) -> list[Term]:
     """The leading singular vectors of all vectors side by side, made orthogonal: they no longer interfere (TSV-Merge).
 
-    Each matrix keeps `rank` singular triples of each vector, by default the number that all vectors together have room
-    for: the smaller side divided by the number of vectors. The left singular vectors of all of them are replaced by the
-    orthonormal ones that are nearest to them (Procrustes), and so are the right ones. A weight multiplies the singular
-    values, with its sign. What is not a matrix is averaged.
+    The left singular vectors of all vectors are replaced by the orthonormal ones that are nearest to them (Procrustes),
+    and so are the right ones. A weight multiplies the singular values, with its sign. What is not a matrix is averaged.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        rank (`int`, *optional*):
+            How many singular triples each matrix keeps of each vector. By default the number that all vectors together
+            have room for, which is also the most: the smaller side divided by the number of vectors.
+
     """
     if rank is not None:
         Target(rank=rank)  # refuses what is no rank

@@ -182,7 +182,7 @@ def _origin_code(origin: Origin) -> str:
     tuned, base = _where(origin.tuned), _where(origin.base) if origin.base else None
     name = f", name={origin.label!r}"
     if not origin.how.startswith("full fine-tune"):
-        return f"{origin.label} = TaskVector.from_adapter({tuned}{f', {base}' if base else ''}{name})"
+        return f"{origin.label} = TaskVector.from_adapter({tuned}{f', base={base}' if base else ''}{name})"
     vocabulary = origin.how.removeprefix("full fine-tune")
     return f"{origin.label} = TaskVector.from_finetuned({base}, {tuned}{name}{vocabulary})"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
-from hf_taskvec.application.to_adapter import MARKER as ADAPTER_RECORD
-from hf_taskvec.application.to_checkpoint import RECORD as APPLY_RECORD
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.filenames import ADAPTER_RECORD, MODEL_RECORD
 from hf_taskvec.files.vector_format import JSON_NAME
 from hf_taskvec.models.checkpoint import read_json
 
@@ -17,7 +16,7 @@ Kind = Literal["model", "adapter", "vector"]
 HUB_ID = r"[\w.-]+/[\w.-]+"
 COMMAND = "taskvec-command.json"  # the command that wrote a folder; it may name paths of this machine
 REPORT = "report"  # the folder of a sweep's report beside an artifact
-_RECORDS: dict[str, Kind] = {JSON_NAME: "vector", ADAPTER_RECORD: "adapter", APPLY_RECORD: "model"}
+_RECORDS: dict[str, Kind] = {JSON_NAME: "vector", ADAPTER_RECORD: "adapter", MODEL_RECORD: "model"}
 
 
 @dataclass(frozen=True)

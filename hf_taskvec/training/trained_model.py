@@ -165,7 +165,7 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
     tuned = folder.parent / f".{folder.name}.weights"
     save_model(model, tuned, weights)
     if is_peft_model(model):
-        vector = TaskVector.from_adapter(tuned, base, name=folder.name)
+        vector = TaskVector.from_adapter(tuned, base=base, name=folder.name)
     else:
         assert base is not None
         vector = TaskVector.from_finetuned(base, tuned, name=folder.name)

@@ -34,7 +34,7 @@ def test_merged_by_peft_it_is_the_streamed_result(models, tmp_path, architecture
     )
 
 
-def test_ranks_that_differ_and_a_uniform_rank(models, tmp_path):
+def test_ranks_may_differ_or_be_padded_to_one(models, tmp_path):
     pair = models.pair("phi")
     model = AutoModelForCausalLM.from_pretrained(pair.base)
     every = low_rank(model, exclude="(norm|bias|embed|lm_head)")
@@ -73,7 +73,7 @@ def test_an_adapter_comes_back_as_the_same_vector(models, tmp_path):
     assert (TaskVector.from_adapter(tmp_path / "small") - compressed).norm() < 1e-6 * compressed.norm()
 
 
-def test_embeddings_and_heads(models, tmp_path):
+def test_embeddings_and_heads_are_exported(models, tmp_path):
     pair = models.pair("phi")
     vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base)).filter(include=["*embed_tokens*", "lm_head*"])
     folder = vector.to_adapter(tmp_path / "adapter", str(pair.base))
@@ -99,7 +99,7 @@ def test_dense_parts_are_refused_saved_or_dropped(models, tmp_path):
     assert set(TaskVector.from_adapter(tmp_path / "dropped")) == set(matrices)
 
 
-def test_what_cannot_be_exported(models, tmp_path):
+def test_what_cannot_be_exported_is_refused(models, tmp_path):
     pair = models.pair("phi")
     with pytest.raises(UnsupportedError, match="compress"):
         pair.vector().to_adapter(tmp_path / "adapter", dense="drop")

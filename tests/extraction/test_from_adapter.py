@@ -127,7 +127,7 @@ def test_every_variant_agrees_with_the_merge(variant: str, models: TinyModels, t
         "folder and its base": made.vector(base=made.base),
         "folder and a live base": made.vector(base=AutoModelForCausalLM.from_pretrained(made.base)),
         "live": TaskVector.from_adapter(made.live),
-        "live and the base": TaskVector.from_adapter(made.live, made.base),
+        "live and the base": TaskVector.from_adapter(made.live, base=made.base),
         "saved": TaskVector.load(tmp_path / "saved"),
     }
     for kind, vector in vectors.items():
@@ -254,14 +254,16 @@ def test_a_sum_of_plain_adapters_is_cat(models: TinyModels, tmp_path: Path, weig
     ],
     ids=["linear", "rsLoRA", "lora_bias", "DoRA", "modules_to_save"],
 )
-def test_where_peft_is_wrong(models: TinyModels, tmp_path: Path, combination: str, config: dict[str, Any]) -> None:
+def test_adapters_that_peft_adds_wrongly_are_added_exactly(
+    models: TinyModels, tmp_path: Path, combination: str, config: dict[str, Any]
+) -> None:
     case = two(models, tmp_path, **config)
     ours, theirs = case.ours(), case.peft(combination)
     print(f"{combination} {config}: relative error of ours {ours:.1e}, of PEFT's {theirs:.2f}")
     assert ours < 1e-6 < 1e-2 < theirs, f"ours {ours}, PEFT {theirs}"
 
 
-def test_negating_dora(models: TinyModels, tmp_path: Path) -> None:
+def test_dora_is_negated_exactly(models: TinyModels, tmp_path: Path) -> None:
     """PEFT negates the factors, and so gives another direction the old magnitude; the change must change its sign."""
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"], use_dora=True)
     truth = {name: -change for name, change in merged_change(made).items()}
@@ -288,7 +290,7 @@ def test_adapters_and_fine_tunes_add(models: TinyModels, tmp_path: Path) -> None
 # Where adapters come from.
 
 
-def test_hub_ids(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+def test_adapters_are_read_from_the_hub_at_a_revision(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
     base = models.pair("phi").base
     made = adapter(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["lm_head"])
     edit_config(made.folder, base_model_name_or_path="me/base")
@@ -320,7 +322,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_bin_adapters_and_a_null_task_type(models: TinyModels, tmp_path: Path) -> None:
+def test_bin_adapters_and_a_null_task_type_are_read(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"], bias="all")
     truth = merged_change(made)
     torch.save(load_file(made.folder / WEIGHTS), made.folder / "adapter_model.bin")
@@ -397,7 +399,9 @@ def test_a_wrapped_model_is_no_fine_tune(models: TinyModels, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_an_adapter_on_the_head_of_a_tied_model(architecture: str, models: TinyModels, tmp_path: Path) -> None:
+def test_an_adapter_on_the_head_of_a_tied_model_changes_the_head_alone(
+    architecture: str, models: TinyModels, tmp_path: Path
+) -> None:
     """Only the head is changed: the embedding keeps the base's rows, as in PEFT."""
     base = models.pair(architecture, tie_word_embeddings=True).base
     embedding = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}[architecture]
@@ -419,7 +423,7 @@ def test_lora_on_a_tied_embedding_changes_the_stored_weight(models: TinyModels, 
     assert relative(vector.dense("transformer.wte.weight", "float64"), truth) < 2e-7
 
 
-def test_trained_tokens_of_a_tied_model(models: TinyModels, tmp_path: Path) -> None:
+def test_trained_tokens_of_a_tied_model_change_the_stored_weight(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(
         models.pair("gpt2").base,
         tmp_path / "adapter",
@@ -436,7 +440,7 @@ def test_trained_tokens_of_a_tied_model(models: TinyModels, tmp_path: Path) -> N
 # Refusals, by name.
 
 
-def test_another_method_than_lora(models: TinyModels, tmp_path: Path) -> None:
+def test_another_method_than_lora_is_refused(models: TinyModels, tmp_path: Path) -> None:
     config = IA3Config(target_modules=["fc1"], feedforward_modules=["fc1"])
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(models.pair("phi").base), config)
     model.save_pretrained(tmp_path / "ia3")
@@ -446,7 +450,7 @@ def test_another_method_than_lora(models: TinyModels, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora"])
-def test_starts_that_change_the_base(models: TinyModels, tmp_path: Path, start: str) -> None:
+def test_starts_that_change_the_base_are_refused(models: TinyModels, tmp_path: Path, start: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
     live = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=start))
     live.save_pretrained(tmp_path / "adapter")
@@ -469,7 +473,9 @@ def test_starts_that_change_the_base(models: TinyModels, tmp_path: Path, start: 
     ],
     ids=str,
 )
-def test_options_that_are_not_understood(models: TinyModels, tmp_path: Path, option: dict[str, Any]) -> None:
+def test_options_that_are_not_understood_are_refused(
+    models: TinyModels, tmp_path: Path, option: dict[str, Any]
+) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     edit_config(made.folder, **option)
     with pytest.raises(TaskVectorError, match=rf"adapter uses LoRA with {next(iter(option))}=.*Merge it into its base"):
@@ -490,14 +496,14 @@ def test_experts_are_refused(models: TinyModels, tmp_path: Path) -> None:
         TaskVector.from_adapter(live)
 
 
-def test_target_modules_that_do_not_exist(models: TinyModels, tmp_path: Path) -> None:
+def test_target_modules_that_do_not_exist_are_refused(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj", "dense"])
     message = r"adapter changes .*self_attn\.dense\.weight.*LlamaForCausalLM does not have.*Did you mean.*another model"
     with pytest.raises(TaskVectorError, match=message):
         made.vector(base=models.pair("llama").base)
 
 
-def test_an_adapter_of_another_size(models: TinyModels, tmp_path: Path) -> None:
+def test_an_adapter_of_another_size_is_refused(models: TinyModels, tmp_path: Path) -> None:
     make("phi", hidden_size=32).save_pretrained(tmp_path / "large")
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     with pytest.raises(TaskVectorError, match=rf"{Q}\.weight: .*\[16, 32\].*\[16, 16\].*another base"):
@@ -510,7 +516,7 @@ def test_an_adapter_of_another_size(models: TinyModels, tmp_path: Path) -> None:
         dora.vector(base=tmp_path / "large")
 
 
-def test_another_vocabulary(models: TinyModels, tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused(models: TinyModels, tmp_path: Path) -> None:
     make("phi", vocab_size=24).save_pretrained(tmp_path / "more-words")
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["embed_tokens"])
     with pytest.raises(TaskVectorError, match=r"embed_tokens\.weight.*\[24, 16\].*\[20, 16\].*vocabulary sizes differ"):
@@ -566,7 +572,7 @@ def test_a_transposed_layer_is_not_guessed(models: TinyModels, hub: HubServer, t
     assert torch.equal(alone.vector().dense(name), alone.vector(base=made.base).dense(name))
 
 
-def test_damaged_adapters(models: TinyModels, tmp_path: Path) -> None:
+def test_damaged_adapters_are_refused(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     state = load_file(made.folder / WEIGHTS)
     key = f"base_model.model.{Q}.lora_A.weight"
@@ -604,7 +610,7 @@ def test_damaged_adapters(models: TinyModels, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_config_that_makes_no_sense(models: TinyModels, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_config_that_makes_no_sense_is_refused(models: TinyModels, tmp_path: Path, change: dict[str, Any]) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     edit_config(made.folder, **change)
     try:
@@ -620,7 +626,7 @@ def merged_change_by_hand(made: Adapter) -> dict[str, torch.Tensor]:
     return {name: merged_change_of(made, name) for name in names}
 
 
-def test_token_indices_outside_the_vocabulary(models: TinyModels, tmp_path: Path) -> None:
+def test_token_indices_outside_the_vocabulary_are_refused(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(
         models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"], trainable_token_indices=[1, 5]
     )
@@ -636,7 +642,12 @@ def test_token_indices_outside_the_vocabulary(models: TinyModels, tmp_path: Path
             made.vector()
 
 
-def test_what_is_no_adapter(models: TinyModels, tmp_path: Path) -> None:
+def test_the_base_is_given_by_name(models: TinyModels, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="positional"):  # from_finetuned(base, tuned) has it the other way round
+        TaskVector.from_adapter(tmp_path / "adapter", models.pair("phi").base)  # type: ignore[misc]
+
+
+def test_what_is_no_adapter_is_refused(models: TinyModels, tmp_path: Path) -> None:
     with pytest.raises(TaskVectorError, match="expected a folder, a Hub id or a PeftModel, not int"):
         TaskVector.from_adapter(3)  # type: ignore[arg-type]
     with pytest.raises(TaskVectorError, match=r"has no adapter_config\.json.*from_finetuned"):
@@ -646,7 +657,7 @@ def test_what_is_no_adapter(models: TinyModels, tmp_path: Path) -> None:
         TaskVector.from_adapter(model)
 
 
-def test_nan_in_a_factor(models: TinyModels, tmp_path: Path) -> None:
+def test_nan_in_a_factor_is_refused_by_name(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])
     state = load_file(made.folder / WEIGHTS)
     state[f"base_model.model.{Q}.lora_A.weight"].fill_(math.nan)

@@ -36,7 +36,7 @@ def how(vector: TaskVector) -> str:
     return vector.provenance.origins[0].how
 
 
-def test_each_kind(pair: Pair, adapter: Path, saved: Path) -> None:
+def test_each_kind_of_folder_is_recognised(pair: Pair, adapter: Path, saved: Path) -> None:
     tuned = open_vector(pair.tuned, pair.base, name="t")
     assert how(tuned) == "full fine-tune" and tuned.expression == "t"
     assert open_vector(adapter).is_low_rank and open_vector(adapter, pair.base, name="a").expression == "a"
@@ -44,7 +44,7 @@ def test_each_kind(pair: Pair, adapter: Path, saved: Path) -> None:
     assert loaded.expression == "s" and set(loaded) == set(tuned) == set(open_vector(saved))
 
 
-def test_a_model_and_an_adapter_in_one_folder(pair: Pair, adapter: Path, tmp_path: Path) -> None:
+def test_of_a_model_and_an_adapter_in_one_folder_the_base_decides(pair: Pair, adapter: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(pair.tuned, both)
     shutil.copytree(adapter, both, dirs_exist_ok=True)
@@ -52,7 +52,7 @@ def test_a_model_and_an_adapter_in_one_folder(pair: Pair, adapter: Path, tmp_pat
     assert open_vector(both).is_low_rank
 
 
-def test_from_the_hub(hub: HubServer, pair: Pair, adapter: Path, saved: Path) -> None:
+def test_vectors_are_opened_from_the_hub(hub: HubServer, pair: Pair, adapter: Path, saved: Path) -> None:
     commit = hub.add_repo("me/tuned", pair.tuned)
     hub.add_repo("me/tuned", {"README.md": b"without weights"})
     hub.add_repo("me/adapter", adapter)
@@ -62,7 +62,7 @@ def test_from_the_hub(hub: HubServer, pair: Pair, adapter: Path, saved: Path) ->
     assert set(open_vector("me/saved")) == set(pair.vector())
 
 
-def test_bad_input(pair: Pair, adapter: Path, saved: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused(pair: Pair, adapter: Path, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match=r"tuned is no task vector and no adapter.*needs the base as well"):
         open_vector(pair.tuned)
     for where in (adapter, saved):

@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.errors import MismatchError
+from hf_taskvec.extraction.from_finetuned import from_finetuned
 from hf_taskvec.models.checkpoint import open_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -40,7 +41,9 @@ WEIGHTS = "model.safetensors"
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_round_trip(architecture: str, dtype: torch.dtype, models: TinyModels, tmp_path: Path) -> None:
+def test_the_vector_gives_the_tuned_weights_wherever_the_models_are(
+    architecture: str, dtype: torch.dtype, models: TinyModels, tmp_path: Path
+) -> None:
     """Folder and folder, live and live, live and folder; saved and loaded again: the tuned weights, bit for bit."""
     pair = models.pair(architecture, dtype)
     base, tuned = (AutoModelForCausalLM.from_pretrained(f, dtype=dtype) for f in (pair.base, pair.tuned))
@@ -61,6 +64,16 @@ def test_round_trip(architecture: str, dtype: torch.dtype, models: TinyModels, t
         origin = vector.provenance.origins[0]
         fingerprints.add((origin.base.fingerprint, origin.tuned.fingerprint))
     assert len(fingerprints) == 1  # live or on disk, the models are recognised
+
+
+def test_extracting_from_live_models_shows_its_progress(models: TinyModels, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = models.pair("llama")
+    live = AutoModelForCausalLM.from_pretrained(pair.base)
+    capsys.readouterr()
+    vector = from_finetuned(live, pair.tuned, progress=True)
+    assert "Extracting: 100%" in capsys.readouterr().err
+    assert from_finetuned(pair.base, pair.tuned, progress=True).keys() == vector.keys()
+    assert capsys.readouterr().err == ""  # of files nothing is read yet
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", "gpt_neox"])
@@ -289,7 +302,7 @@ def test_resized_vocabularies(choice: str, rows: int, live: bool, tied: bool, tm
     assert choice in vector.provenance.origins[0].how
 
 
-def test_an_unknown_vocabulary_choice(models: TinyModels) -> None:
+def test_an_unknown_vocabulary_choice_is_refused(models: TinyModels) -> None:
     with pytest.raises(TaskVectorError, match="vocabulary='cut' is not one of 'truncate', 'extend'"):
         models.pair("llama").vector(vocabulary="cut")
 
@@ -332,7 +345,7 @@ def broken(models: TinyModels, tmp_path: Path) -> Callable[[Callable[[dict[str, 
 BIAS = "model.layers.1.mlp.fc1.bias"
 
 
-def test_a_missing_parameter(broken: Any) -> None:
+def test_a_missing_parameter_is_refused_by_name(broken: Any) -> None:
     pair = broken(lambda state: state.pop(BIAS))
     with pytest.raises(TaskVectorError, match=rf"missing in the fine-tune: {BIAS}.*Save the fine-tune again"):
         pair.vector()
@@ -340,7 +353,7 @@ def test_a_missing_parameter(broken: Any) -> None:
         TaskVector.from_finetuned(pair.tuned, pair.base)
 
 
-def test_an_unknown_parameter(broken: Any) -> None:
+def test_an_unknown_parameter_is_refused_by_name(broken: Any) -> None:
     pair = broken(lambda state: state.update({"model.layers.1.mlp.gate.bias": torch.ones(3)}))
     with pytest.raises(
         TaskVectorError, match=r"broken: model\.layers\.1\.mlp\.gate\.bias is not among .*PhiForCausalLM"
@@ -348,7 +361,7 @@ def test_an_unknown_parameter(broken: Any) -> None:
         pair.vector()
 
 
-def test_another_shape(broken: Any) -> None:
+def test_another_shape_is_refused_by_name(broken: Any) -> None:
     pair = broken(lambda state: state.update({BIAS: torch.ones(31)}))
     with pytest.raises(
         TaskVectorError, match=rf"{BIAS}: the base has shape \[32\], the fine-tune \[31\].*give the base"
@@ -356,14 +369,14 @@ def test_another_shape(broken: Any) -> None:
         pair.vector(vocabulary="truncate")
 
 
-def test_another_architecture(models: TinyModels) -> None:
+def test_another_architecture_is_refused(models: TinyModels) -> None:
     message = r"PhiForCausalLM.*OPTForCausalLM.*different architectures: 0 of \d+ parameter names.*Give the base"
     with pytest.raises(TaskVectorError, match=message):
         TaskVector.from_finetuned(models.pair("phi").base, models.pair("opt").tuned)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.bool], ids=str)
-def test_integer_and_quantised_weights(broken: Any, dtype: torch.dtype) -> None:
+def test_integer_and_quantised_weights_are_refused(broken: Any, dtype: torch.dtype) -> None:
     pair = broken(lambda state: state.update({BIAS: torch.ones(32).to(dtype)}))
     with pytest.raises(TaskVectorError, match=rf"broken: {BIAS} is stored as .*quantised.*use the model in bf16"):
         pair.vector()
@@ -386,7 +399,7 @@ def test_a_quantised_checkpoint_is_called_so(models: TinyModels, tmp_path: Path)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_in_a_checkpoint(broken: Any, bad: float, tmp_path: Path) -> None:
+def test_nan_in_a_checkpoint_is_refused_by_name(broken: Any, bad: float, tmp_path: Path) -> None:
     pair = broken(lambda state: state[BIAS].fill_(bad))
     vector = pair.vector()  # lazy: found when the tensor is used
     message = rf"{BIAS}.*NaN or infinite.*Check the checkpoints"
@@ -402,7 +415,7 @@ def test_nan_in_a_checkpoint(broken: Any, bad: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("live", [False, True])
-def test_an_identical_fine_tune(models: TinyModels, tmp_path: Path, dtype: torch.dtype, live: bool) -> None:
+def test_an_identical_fine_tune_is_refused(models: TinyModels, tmp_path: Path, dtype: torch.dtype, live: bool) -> None:
     pair = models.pair("phi")
     copy = AutoModelForCausalLM.from_pretrained(pair.base, dtype=dtype)
     copy.save_pretrained(tmp_path / "copy")
@@ -419,7 +432,7 @@ def test_one_changed_element_is_not_identical(models: TinyModels, tmp_path: Path
     assert TaskVector.from_finetuned(base, folder).norm() == pytest.approx(1.0, rel=1e-6)
 
 
-def test_truncated_and_corrupt_files(models: TinyModels, tmp_path: Path) -> None:
+def test_truncated_and_corrupt_files_are_refused(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     whole = (pair.tuned / WEIGHTS).read_bytes()
     damages = [whole[:-1], whole[:100], b"", whole[:4], b"\xff" * 8 + whole[8:], whole[:20] + b"\x00" + whole[21:]]
@@ -431,7 +444,7 @@ def test_truncated_and_corrupt_files(models: TinyModels, tmp_path: Path) -> None
             TaskVector.from_finetuned(pair.base, folder)
 
 
-def test_a_folder_without_weights(models: TinyModels, tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(models: TinyModels, tmp_path: Path) -> None:
     with pytest.raises(TaskVectorError, match=r"has none of model\.safetensors.*Is it a model folder"):
         TaskVector.from_finetuned(tmp_path, models.pair("phi").tuned)
 
@@ -586,14 +599,14 @@ def test_a_model_that_is_no_language_model(tmp_path: Path, models: TinyModels) -
         TaskVector.from_finetuned(models.pair("phi").base, folder)
 
 
-def test_an_adapter_is_sent_to_its_door(models: TinyModels, tmp_path: Path) -> None:
+def test_an_adapter_is_refused_naming_from_adapter(models: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(TaskVectorError, match=r"is a PEFT adapter.*from_adapter"):
         TaskVector.from_finetuned(models.pair("phi").base, tmp_path)
 
 
 @pytest.mark.parametrize("model", [None, 3, {"w": torch.ones(2)}])
-def test_what_is_no_model(models: TinyModels, model: object) -> None:
+def test_what_is_no_model_is_refused(models: TinyModels, model: object) -> None:
     with pytest.raises(TaskVectorError, match="expected a Hub id, a folder or a live model, not"):
         TaskVector.from_finetuned(models.pair("phi").base, model)  # type: ignore[arg-type]
 
@@ -715,7 +728,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     assert torch.equal(added(vector, "0.weight", base[0].weight.detach()), tuned[0].weight)
 
 
-def test_a_vector_is_no_model(models: TinyModels, tmp_path: Path) -> None:
+def test_a_vector_is_refused_as_a_model(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     pair.vector().save(tmp_path / "saved")
     with pytest.raises(MismatchError, match=r"saved is a saved task vector, not a model: use TaskVector.load\(\)"):

@@ -1,8 +1,8 @@
-"""Merging rules against mergekit 0.1.5's own code, on the same fp32 tensors: it computes in fp64, we round once to fp32.
+"""Merging rules against mergekit 0.1.5's own code, on the same fp32 tensors: it computes in fp64, we round once.
 
 mergekit needs other versions than this project, so it runs in an environment of its own: `.venv-mergekit`, which
-`make test-mergekit` makes, or that of the Python which the variable `MERGEKIT_PYTHON` names. Without one these tests are
-skipped. What is different on purpose:
+`make test-mergekit` makes, or that of the Python which the variable `MERGEKIT_PYTHON` names. Without one these tests
+are skipped. What is different on purpose:
 
 - mergekit divides TIES by the sum of the weights that agree, signs and all, so that a vector of weight −1 is *added*.
   Ours divides by magnitudes (`normalize="weight"`), which is the same for positive weights.
@@ -76,7 +76,7 @@ def vectors(inputs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFa
 
 
 def masks(vectors: list[TaskVector]) -> list[torch.Tensor]:
-    """What our DARE keeps of each vector. (An element that fine-tuning left as it was counts as kept: it is 0 anyway.)"""
+    """What our DARE keeps of each vector. (An element that fine-tuning did not change counts as kept: it is 0.)"""
     alone = [combine([vector], "dare", density=0.5).dense("w") for vector in vectors]
     return [(kept != 0) | (vector.dense("w") == 0) for kept, vector in zip(alone, vectors, strict=True)]
 

@@ -243,7 +243,7 @@ def test_every_architecture(
         expected = TaskVector.from_finetuned(base, tuned.folder)
         assert weights(tuned.folder).keys() == weights(base).keys()
     else:
-        expected = TaskVector.from_adapter(tuned.folder, base)
+        expected = TaskVector.from_adapter(tuned.folder, base=base)
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tuned.folder)
     assert (TaskVector.load(tuned.vectors[-1]) - expected).norm() < 1e-6 < expected.norm()
 

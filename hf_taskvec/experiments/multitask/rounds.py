@@ -32,7 +32,7 @@ from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mi
 from hf_taskvec.experiments.multitask.worker import Weights, Worker
 from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
-from hf_taskvec.merging.rules_by_name import find_rule
+from hf_taskvec.merging.rule_registry import find_rule
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory

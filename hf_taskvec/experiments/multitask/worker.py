@@ -98,7 +98,7 @@ class Worker:
     def vector(self, base: Model, name: str) -> TaskVector:
         """The task vector of the weights that are in the model."""
         if self.settings.method == "lora":
-            return TaskVector.from_adapter(self.model, base, name=name)
+            return TaskVector.from_adapter(self.model, base=base, name=name)
         return TaskVector.from_finetuned(base, self.model, name=name)
 
     # Training.

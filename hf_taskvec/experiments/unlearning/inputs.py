@@ -174,7 +174,7 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
         if where := getattr(config, name):
             inputs[name] = _identified(where, base)
     if where := config.adapter or config.task_vector:
-        vector = TaskVector.from_adapter(where, base) if config.adapter else TaskVector.load(where)
+        vector = TaskVector.from_adapter(where, base=base) if config.adapter else TaskVector.load(where)
         check_fits(vector, open_model(base))
         content = _adapter_content(where) if config.adapter else vector.fingerprint
         inputs["adapter" if config.adapter else "task_vector"] = f"{Path(where).name} {content[:16]}"

@@ -5,8 +5,6 @@ and best computes nothing yet: sums are expressions, and what is not a sum is a 
 """
 
 import inspect
-import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +24,15 @@ class Change:
     """What one vector changes in a parameter.
 
     Args:
-        index: the vector's place in the list that `combine` was given.
-        label: the vector's expression; of vectors with equal ones, numbered.
-        weight: the vector's weight, of either sign.
-        terms: the unweighted change.
+        index (`int`):
+            The vector's place in the list that `combine` was given.
+        label (`str`):
+            The vector's expression, numbered where several vectors have the same.
+        weight (`float`):
+            The vector's weight, of either sign.
+        terms (`tuple[Term, ...]`):
+            The unweighted change.
+
     """
 
     index: int
@@ -48,11 +51,17 @@ class Parameter:
     """One parameter and what each vector changes in it: all that a rule gets to see.
 
     Args:
-        name: canonical, as on disk.
-        changes: of the vectors that change this parameter at all, with a weight that is not 0.
-        vectors: how many vectors there are, with those that leave this parameter as it is.
-        layers: how many layers the vectors reach, counted from the first.
-        key: the rule and its options.
+        name (`str`):
+            The parameter's canonical name, as on disk.
+        changes (`tuple[Change, ...]`):
+            Of the vectors that change this parameter at all, with a weight that is not 0.
+        vectors (`int`):
+            How many vectors there are, with those that leave this parameter as it is.
+        layers (`int`):
+            How many layers the vectors reach, counted from the first.
+        key (`str`):
+            The rule and its options.
+
     """
 
     name: str
@@ -63,6 +72,7 @@ class Parameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
         return self.changes[0].terms[0].delta.shape
 
     @property
@@ -80,17 +90,33 @@ class Parameter:
         """A function of the changes, element by element, computed tile by tile when it is read.
 
         Args:
-            function: gets a list of tiles (all fp32 or all fp64), one for each of `changes`, unweighted, which it may
-                write to; a list with the statistic of each; and the number of the tile's first row. Gives the merged
-                tile.
-            statistics: for each of `changes`, a function from its tiles to what must be known of it as a whole.
+            function (`TileFunction`):
+                Gets a list of tiles (all fp32 or all fp64), one for each of `changes`, unweighted, which it may write
+                to; a list with the statistic of each; and the number of the tile's first row. Gives the merged tile.
+            statistics (`Iterable[Statistic]`, *optional*):
+                For each of `changes`, a function from its tiles to what must be known of it as a whole.
+
+        Returns:
+            `list[Term]`: What a rule returns.
+
         """
         weighted = f"{self.key} {[(change.label, change.weight) for change in self.changes]}"
         inputs = tuple(change.terms for change in self.changes)
         return [Term(1.0, Computed(self.name, inputs, weighted, function, tuple(statistics)))]
 
     def factored(self, rank: int, function: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> list[Term]:
-        """A low-rank change whose factors are computed, both at once, when they are read."""
+        """A low-rank change whose factors are computed, both at once, when they are read.
+
+        Args:
+            rank (`int`):
+                The rank of the factors.
+            function (`Callable`):
+                Gives the left and the right factor.
+
+        Returns:
+            `list[Term]`: What a rule returns.
+
+        """
         weighted = f"{self.key} {[change.weight for change in self.changes]}"
         rows, columns = self.shape
         inputs = tuple(change.terms for change in self.changes)
@@ -106,14 +132,22 @@ class Rule:
     """A way of combining vectors.
 
     Args:
-        name: as `combine` takes it.
-        summary: what it does, in one line.
-        function: from a `Parameter` and the options to terms. Of a linear rule: from the weights and the options to one
+        name (`str`):
+            As `combine` takes it.
+        summary (`str`):
+            What it does, in one line.
+        function (`Callable`):
+            From a `Parameter` and the options to terms. Of a linear rule: from the weights and the options to one
             coefficient for each vector.
-        options: the names of the options, with their defaults.
-        paper: the link to the paper that describes it.
-        at_least: how many vectors it takes, at least.
-        linear: whether the result is a plain linear combination of the vectors.
+        options (`Mapping[str, Any]`):
+            The names of the options, with their defaults.
+        paper (`str`, *optional*):
+            The link to the paper that describes it.
+        at_least (`int`, *optional*, defaults to 2):
+            How many vectors it takes, at least.
+        linear (`bool`, *optional*, defaults to `False`):
+            Whether the result is a plain linear combination of the vectors.
+
     """
 
     name: str
@@ -151,24 +185,43 @@ def rule(
     """Make a function a merging rule that `combine` finds by its name.
 
     The function's first argument is a `Parameter`; the others, with their defaults, are the rule's options. The first
-    line of its docstring becomes the summary. Options should be checked in the function itself, which runs when
+    paragraph of its docstring becomes the summary. Options should be checked in the function itself, which runs when
     `combine` is called; what it gives is computed later.
 
-    >>> import torch
-    >>> from hf_taskvec import TaskVector, combine
-    >>> @rule("strongest", paper="https://example.org/strongest")
-    ... def strongest(parameter: Parameter):
-    ...     "Of each element, the change that is largest, whatever its sign."
-    ...     weights = [change.weight for change in parameter.changes]
-    ...     def pick(tiles, statistics, start):
-    ...         stacked = torch.stack([tile * weight for tile, weight in zip(tiles, weights)])
-    ...         return stacked.gather(0, stacked.abs().argmax(0, keepdim=True))[0]
-    ...     return parameter.computed(pick)
-    >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -5.0])}, name="a")
-    >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 3.0])}, name="b")
-    >>> combine([a, b], "strongest").dense("w")
-    tensor([ 2., -5.])
-    >>> del _RULES["strongest"]
+    Args:
+        name (`str`):
+            What `combine` takes.
+        paper (`str`, *optional*):
+            The link to the paper that describes it, which model cards show.
+        at_least (`int`, *optional*, defaults to 2):
+            How many vectors it takes, at least.
+        linear (`bool`, *optional*, defaults to `False`):
+            The function gives coefficients: its first argument is the list of the vectors' weights, and it gives one
+            number for each vector.
+
+    Returns:
+        `Callable`: A decorator, which returns the function as it is.
+
+    Raises:
+        `BadValueError`: If there already is a rule of that name.
+
+    Example:
+        >>> import torch
+        >>> from hf_taskvec import TaskVector, combine
+        >>> @rule("strongest", paper="https://example.org/strongest")
+        ... def strongest(parameter: Parameter):
+        ...     "Of each element, the change that is largest, whatever its sign."
+        ...     weights = [change.weight for change in parameter.changes]
+        ...     def pick(tiles, statistics, start):
+        ...         stacked = torch.stack([tile * weight for tile, weight in zip(tiles, weights)])
+        ...         return stacked.gather(0, stacked.abs().argmax(0, keepdim=True))[0]
+        ...     return parameter.computed(pick)
+        >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -5.0])}, name="a")
+        >>> b = TaskVector.from_tensors({"w": torch.tensor([2.0, 3.0])}, name="b")
+        >>> combine([a, b], "strongest").dense("w")
+        tensor([ 2., -5.])
+        >>> del _RULES["strongest"]
+
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -186,8 +239,15 @@ def rule(
 def rules() -> dict[str, Rule]:
     """Every merging rule by its name, with its options and the link to its paper.
 
-    >>> print(rules()["magnitude"])
-    magnitude(density=0.2): The weighted sum of vectors of which only the largest elements are kept. https://arxiv.org/abs/1506.02626
+    Returns:
+        `dict[str, Rule]`: The rules, in the order of their names.
+
+    Example:
+        >>> print(rules()["sum"])
+        sum(): The weighted sum: task arithmetic. https://arxiv.org/abs/2212.04089
+        >>> rules()["magnitude"].options
+        {'density': 0.2}
+
     """
     return dict(sorted(_RULES.items()))
 
@@ -196,34 +256,10 @@ def find_rule(name: str) -> Rule:
     """The rule of a name."""
     if not isinstance(name, str):
         raise BadValueError(
-            f"rule={name!r} must be the name of a merging rule: {', '.join(rules())}. Weights are given as weights=[...]."
+            f"rule={name!r} must be the name of a merging rule: {', '.join(rules())}. Weights are given as "
+            "weights=[...]."
         )
     if name not in _RULES:
         hint = did_you_mean(str(name), _RULES)
         raise MissingNameError(f"no merging rule {name!r}.{hint} There are {', '.join(rules())}.")
     return _RULES[name]
-
-
-def finite(name: str, value: Any) -> float:
-    """A checked number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise BadValueError(f"{name}={value!r} must be a finite number.")
-    return float(value)
-
-
-def share(name: str, value: Any) -> float:
-    """A checked share: a number above 0 and at most 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 < float(value) <= 1.0:
-        raise BadValueError(f"{name}={value!r}: a share must be above 0 and at most 1.")
-    return float(value)
-
-
-def shares(name: str, value: Any, vectors: int) -> list[float]:
-    """A checked share for each vector: from one number for all of them, or a list."""
-    if not isinstance(value, list | tuple):
-        return [share(name, value)] * vectors
-    if len(value) != vectors:
-        raise BadValueError(
-            f"{name} has {len(value)} numbers for {vectors} vectors. Give one for each, or one for all."
-        )
-    return [share(name, each) for each in value]

@@ -1,0 +1,82 @@
+"""Which files of an output are complete: what an interrupted run can be resumed from."""
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import xxhash
+
+from hf_taskvec.atomic import write_text
+
+_PROGRESS = ".progress.json"
+
+
+class FinishedFiles:
+    """The complete files of an unfinished output folder, noted in that folder with a digest of each.
+
+    Args:
+        folder (`Path`):
+            Where the output grows.
+        job (`str`):
+            What the output is; another job does not take its files over.
+        digests (`dict[str, str]`, *optional*):
+            The files that are complete already, each with its digest.
+
+    """
+
+    def __init__(self, folder: Path, job: str, digests: dict[str, str] | None = None) -> None:
+        self._folder, self._job, self._digests = folder, job, dict(digests or {})
+
+    @classmethod
+    def of_interrupted_run(cls, folder: Path, job: str, files: Collection[str]) -> "FinishedFiles":
+        """What an interrupted run of the same job finished of `files`, checked by content; all else is removed."""
+        digests = {
+            file: digest
+            for file, digest in _noted(folder, job).items()
+            if file in files and (folder / file).is_file() and _digest(folder / file) == digest
+        }
+        for path in folder.iterdir():
+            if path.name not in digests:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        finished = cls(folder, job, digests)
+        finished._write()
+        return finished
+
+    @classmethod
+    def of_main_process(cls, folder: Path, job: str) -> "FinishedFiles":
+        """What the main process has found and noted."""
+        return cls(folder, job, _noted(folder, job))
+
+    def __contains__(self, file: str) -> bool:
+        return file in self._digests
+
+    def add(self, file: str) -> None:
+        """Note a file that is complete."""
+        self._digests[file] = _digest(self._folder / file)
+        self._write()
+
+    def remove_note(self) -> None:
+        """Remove the note, when the whole output is complete."""
+        (self._folder / _PROGRESS).unlink()
+
+    def _write(self) -> None:
+        write_text(self._folder / _PROGRESS, json.dumps({"job": self._job, "files": self._digests}))
+
+
+def _noted(folder: Path, job: str) -> dict[str, str]:
+    """The note's files, if there is a note of this job that can be read."""
+    try:
+        noted = json.loads((folder / _PROGRESS).read_text("utf-8"))
+        return dict(noted["files"]) if noted["job"] == job else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _digest(path: Path) -> str:
+    """A fast digest of a file's content. It finds damaged files; it is no protection against falsified ones."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,160 @@
+"""`Edit`: a task vector on a live model, whether it is merged into the weights or attached beside them."""
+
+from types import TracebackType
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.models.layout import is_peft_model
+
+# The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
+_edits: "WeakKeyDictionary[torch.nn.Module, list[ref[Edit]]]" = WeakKeyDictionary()
+
+
+class Edit:
+    """A vector on a live model, at a scale that can be moved. Made by `TaskVector.edit`.
+
+    It ends with `restore` or `keep`, or with its `with` block, which restores the model. Several edits on one model end
+    in the reverse order of that in which they were made.
+
+    Attributes:
+        vector (`TaskVector`):
+            What is on the model.
+        model (`torch.nn.Module`):
+            The model, as it was given.
+        scale (`float`):
+            The present λ.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from hf_taskvec import TaskVector
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+        >>> model.model.norm.weight.data.fill_(1.0).sum()
+        tensor(8.)
+        >>> vector = TaskVector.from_tensors({"model.norm.weight": torch.ones(8)})
+        >>> edit = vector.edit(model, 0.5)
+        >>> model.model.norm.weight.data.sum()
+        tensor(12.)
+        >>> edit.set_scale(-1.0)
+        >>> model.model.norm.weight.data.sum()
+        tensor(0.)
+        >>> edit.restore()
+        >>> model.model.norm.weight.data.sum()
+        tensor(8.)
+
+    """
+
+    def __init__(self, vector: TaskVector, model: torch.nn.Module) -> None:
+        self.vector, self.model = vector, model
+        self.scale = 0.0
+        self._is_over = False
+        self._stack().append(ref(self))
+
+    @property
+    def _inner(self) -> torch.nn.Module:
+        """The model itself, without PEFT's wrapper."""
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
+
+    def _stack(self) -> "list[ref[Edit]]":
+        stack = _edits.setdefault(self._inner, [])
+        stack[:] = [each for each in stack if each() is not None]
+        return stack
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this edit from any other: the digest of the vector's expression and of what that reads."""
+        return self.vector.fingerprint
+
+    def set_scale(self, scale: float) -> None:
+        """Move to another λ, always from the untouched original.
+
+        Args:
+            scale (`float`):
+                λ.
+
+        Raises:
+            `BadValueError`: If λ is not finite, or so large that a weight is not finite in its dtype (the model then
+                keeps the λ that it had); if the edit is over; or if a newer edit on the model is still open.
+
+        """
+        self._check_current()
+        before, after = self.scale, checked_scale(scale)
+        try:
+            self._set(after)
+        except BaseException:
+            self._set(before)  # some weights may have been written already
+            raise
+        self.scale = after
+
+    def restore(self) -> None:
+        """End the edit: the model is as it was before, bit for bit. Does nothing if the edit is over.
+
+        Raises:
+            `BadValueError`: If a newer edit on the model is still open.
+
+        """
+        if not self._is_over:
+            self._check_current()
+            self._restore()
+            self._end()
+
+    def keep(self) -> None:
+        """End the edit, leaving the model as it is now.
+
+        Raises:
+            `BadValueError`: If the edit is attached, so that the weights are as they were; if the edit is over; or if a
+                newer edit on the model is still open.
+
+        """
+        self._check_current()
+        self._keep()
+        self._end()
+
+    def _check_current(self) -> None:
+        if self._is_over:
+            raise BadValueError("this edit is over: it was restored or kept. Make a new one with vector.edit(model).")
+        if self._stack()[-1]() is not self:
+            raise BadValueError("another edit was made on this model after this one. Restore or keep that one first.")
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._stack().remove(ref(self))
+
+    def __enter__(self) -> "Edit":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_over:
+            self._end_newer()
+        self.restore()
+
+    def _end_newer(self) -> None:
+        """Restore the edits that were made after this one and are still open, the last one first."""
+        while (newest := self._stack()[-1]()) is not self:
+            assert newest is not None
+            newest.restore()
+
+    # What merged and attached edits do in different ways.
+
+    def _set(self, scale: float) -> None:
+        raise NotImplementedError
+
+    def _restore(self) -> None:
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        raise NotImplementedError
+
+
+def checked_scale(scale: float) -> float:
+    """λ as a float, after making sure that it is finite."""
+    value = float(scale)
+    if not abs(value) < float("inf"):
+        raise BadValueError(f"a model cannot be edited at a scale of {value}.")
+    return value

@@ -1,0 +1,35 @@
+"""Progress bars of long calls: on a terminal, unless the caller says otherwise, and only in the main process."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hf_taskvec.distributed import is_main_process
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
+
+_Item = TypeVar("_Item")
+
+
+def progress_bar(
+    items: Iterable[_Item], what: str, progress: bool | None, total: int | None = None, **options: Any
+) -> "tqdm[_Item]":
+    """The items, with a progress bar that moves as they are taken. Close it, or use it in a `with` block.
+
+    Args:
+        items (`Iterable`):
+            What to go through; empty, where the caller moves the bar itself with `update`.
+        what (`str`):
+            The bar's label.
+        progress (`bool` or `None`):
+            Whether to show it. `None`: on a terminal only. Other processes than the main one never show it.
+        total (`int`, *optional*):
+            How many items there are, if `len(items)` does not tell.
+        options:
+            Of tqdm, such as `unit="B"`.
+
+    """
+    from tqdm.auto import tqdm
+
+    shown = progress if is_main_process() else False
+    return tqdm(items, desc=what, total=total, disable=None if shown is None else not shown, **options)

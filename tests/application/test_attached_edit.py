@@ -1,0 +1,177 @@
+"""A vector attached beside the weights of a live model: the merged result, with one λ for each row."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support import tiny_models
+from support.tiny_models import low_rank
+from support.weight_snapshots import same, state
+from transformers import AutoModelForCausalLM
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import BadValueError, UnsupportedError
+
+
+@pytest.mark.parametrize("architecture", tiny_models.DENSE)
+def test_attached_equals_merged_with_a_scale_for_each_row(models, architecture):
+    """Whole sweep in one generate call: each row is what the merged edit at its λ generates."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair(architecture).base)
+    vector = low_rank(model)
+    before = state(model)
+    scales = [0.0, -0.5, 1.0, 0.25]
+    tokens = torch.tensor([[1, 5, 7, 3]]).repeat(len(scales), 1)
+    options = {
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    edit = vector.edit(model, merge=False)
+    edit.set_row_scales(scales)
+    attached = model.generate(tokens, **options)
+    edit.restore()
+    assert same(model, before)
+    for row, scale in enumerate(scales):
+        with vector.applied_to(model, scale):
+            merged = model.generate(tokens[:1], **options)
+        assert torch.equal(attached.sequences[row], merged.sequences[0])
+        for a, b in zip(attached.logits, merged.logits, strict=True):
+            assert torch.allclose(a[row], b[0], atol=1e-4)
+    logits = model(tokens[:1]).logits
+    assert not torch.allclose(logits[0, -1], attached.logits[0][2], atol=1e-3)  # λ=1 does change something
+
+
+def test_beams_share_their_rows_scale(models):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("llama").base)
+    vector = low_rank(model)
+    tokens = torch.tensor([[1, 5, 7, 3], [1, 5, 7, 3]])
+    edit = vector.edit(model, merge=False)
+    edit.set_row_scales([0.0, 1.0])
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 3}
+    both = model.generate(tokens, **options)
+    for row, scale in enumerate((0.0, 1.0)):
+        edit.set_scale(scale)
+        assert torch.equal(model.generate(tokens[:1], **options)[0], both[row])
+    edit.set_row_scales([0.0, 1.0, 2.0])
+    with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
+        model(tokens)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_positions_are_not_taken_for_rows(models, wrapped):
+    """OPT flattens two rows of three positions: three scales must not pass for its six rows."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair("opt").base)
+    vector = low_rank(model).filter(include=["*fc1.weight", "*fc2.weight"])
+    if wrapped:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    tokens = torch.tensor([[1, 5, 7], [1, 5, 3]])
+    with vector.applied_to(model, merge=False) as edit:
+        edit.set_row_scales([0.0, 0.5, 1.0])
+        for call in (
+            lambda: model(tokens),
+            lambda: model(input_ids=tokens),
+            lambda: model.generate(input_ids=tokens, max_new_tokens=2),
+        ):
+            with pytest.raises(BadValueError, match="3 scales were set, but the batch has 2 rows"):
+                call()
+        edit.set_row_scales([0.0, 1.0])
+        model(tokens)
+    model(tokens)  # nothing is left that would check
+
+
+def test_lora_biases_can_be_attached(models, tmp_path):
+    pair = models.pair("phi")
+    config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_bias=True, init_lora_weights=False)
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(pair.base), config)
+    tiny_models.shake(wrapped, 0.1)
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    vector = TaskVector.from_adapter(wrapped, base=pair.base)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad(), vector.applied_to(model, -0.7):
+        merged = model(tokens).logits
+    with torch.no_grad(), vector.applied_to(model, -0.7, merge=False):
+        assert torch.allclose(model(tokens).logits, merged, atol=1e-5)
+    assert any(name.endswith(".bias") for name in vector)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_vectors_are_attached_to_quantised_bases(tmp_path, bits):
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    model = tiny_models.make(
+        "llama", hidden_size=64, intermediate_size=128, num_attention_heads=2, num_key_value_heads=2, head_dim=32
+    )
+    model.save_pretrained(tmp_path / "base")
+    vector = low_rank(model).filter(include=["*q_proj*", "*up_proj*"])
+    options = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32}
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=BitsAndBytesConfig(**options), device_map="cpu"
+    )
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = quantised(tokens).logits
+        wrapped = [m for m in quantised.modules() if type(m).__name__ in ("Linear8bitLt", "Linear4bit")]
+        assert wrapped
+        with vector.applied_to(quantised, merge=False) as edit:
+            one = quantised(tokens).logits
+            edit.set_scale(2.0)
+            two = quantised(tokens).logits
+        # The same change as a hand-written hook on one layer makes
+        assert not torch.allclose(one, before, atol=1e-4) and not torch.allclose(two, one, atol=1e-4)
+        layer = quantised.model.layers[0].self_attn.q_proj
+        x = torch.randn(1, 3, 64)
+        plain = layer(x)
+        with vector.applied_to(quantised, 0.5, merge=False):
+            expected = plain + 0.5 * (x @ vector.dense("model.layers.0.self_attn.q_proj.weight").T).to(plain.dtype)
+            assert torch.allclose(layer(x), expected, atol=1e-3)
+        assert torch.equal(quantised(tokens).logits, before)
+    with pytest.raises(UnsupportedError, match=r"q_proj.weight is quantised .* merge=False"):
+        vector.edit(quantised)
+
+
+def test_an_attached_bias_is_the_sum_that_every_other_way_gives(models):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
+    layer, name = model.model.layers[0].mlp.fc1, "model.layers.0.mlp.fc1.bias"
+    shape = tuple(layer.bias.shape)
+    a, b = (TaskVector.from_tensors({name: torch.randn(shape)}, name=each) for each in "ab")
+    vector = 0.3 * a - 0.7 * b
+    x = torch.zeros(1, layer.in_features)
+    with torch.no_grad():
+        plain = layer(x)
+        with vector.applied_to(model, merge=False):
+            assert torch.equal(layer(x), plain + vector.dense(name))
+
+
+def test_what_an_attached_edit_cannot_do(models):
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    attached = low_rank(model).edit(model, merge=False)
+    with pytest.raises(BadValueError, match="nothing to keep"):
+        attached.keep()
+    with pytest.raises(BadValueError, match="at least one scale"):
+        attached.set_row_scales([])
+    tokens = torch.tensor([[1, 2, 3]] * 2)
+    attached.set_row_scales([0.5, 1.0])
+    logits = model(tokens).logits
+    with pytest.raises(BadValueError, match="scale of nan"):
+        attached.set_scale(float("nan"))
+    assert torch.equal(model(tokens).logits, logits)  # the rows keep theirs
+    attached.restore()
+    merged = pair.vector().edit(model)
+    assert not hasattr(merged, "set_row_scales")
+    with pytest.raises(AttributeError, match="merge=False"):
+        merged.set_row_scales([0.5])
+    merged.restore()
+    biases = models.pair("phi").vector().filter(include="*fc1.bias")  # a difference of two files
+    biases.edit(AutoModelForCausalLM.from_pretrained(models.pair("phi").base), merge=False).restore()
+
+
+def test_what_cannot_be_attached_is_named(models):
+    pair = models.pair("phi")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    with pytest.raises(UnsupportedError, match=r"weight: only low-rank changes .* Compress"):
+        pair.vector().filter(include="*q_proj.weight").edit(model, merge=False)
+    with pytest.raises(UnsupportedError, match="norm"):
+        pair.vector().filter(include="*norm*").edit(model, merge=False)

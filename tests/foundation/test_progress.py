@@ -1,0 +1,35 @@
+"""Progress bars: on a terminal unless told otherwise, and in the main process only."""
+
+import pytest
+
+from hf_taskvec import distributed
+from hf_taskvec.progress import progress_bar
+
+
+def test_a_bar_is_shown_when_asked_for_and_never_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress_bar([1, 2, 3], "Counting", progress=True)) == [1, 2, 3]
+    assert "Counting: 100%" in capsys.readouterr().err
+    for progress in (None, False):  # what pytest captures is no terminal
+        assert list(progress_bar([1, 2, 3], "Counting", progress)) == [1, 2, 3]
+    assert capsys.readouterr().err == ""
+
+
+def test_other_processes_show_no_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_is_set_up", lambda: False)
+    monkeypatch.setenv("RANK", "1")
+    assert list(progress_bar([1, 2], "Counting", progress=True)) == [1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_waits_for_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process alone may extract a vector: the others need not come to the same line."""
+
+    def connect() -> None:
+        raise AssertionError("connected to the other processes")
+
+    monkeypatch.setattr(distributed, "_is_set_up", lambda: False)
+    monkeypatch.setattr(distributed, "_partial_state", connect)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert list(progress_bar([1, 2], "Counting", progress=False)) == [1, 2]
