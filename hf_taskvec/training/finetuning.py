@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
 
 from hf_taskvec._version import __version__
 from hf_taskvec.application.to_checkpoint import companions
+from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
 from hf_taskvec.models.fingerprints import model_fingerprint
-from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
+from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory_estimate import check_training
 from hf_taskvec.training.run_record import RECORD, VECTORS, Finetuned, is_record_of, write_record
@@ -91,6 +91,7 @@ def finetune(
     check_replaceable(final, RECORD, overwrite=True)
     accelerator = accelerator or make_accelerator()
     check_accelerator(accelerator)
+    state = processes()
     source = open_base(base)
     if isinstance(source.model, Path) and source.model.resolve() == final:
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -101,9 +102,9 @@ def finetune(
     check_training(source.config, settings, data.length, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
-    key = _key(next(filter(None, gather_object([fingerprint]))), data.digest, asdict(settings), precision, vectors)
-    finished = together(accelerator, lambda: not overwrite and is_record_of(final, key), main_only=True)
-    if any(gather_object([finished])):
+    key = _key(next(filter(None, state.gather(fingerprint))), data.digest, asdict(settings), precision, vectors)
+    finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
+    if any(state.gather(finished)):
         if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
             (final / STATE).unlink(missing_ok=True)
         return Finetuned.load(final)
@@ -116,7 +117,7 @@ def finetune(
             output.enter_context(new_folder(final, RECORD, overwrite, resume=True))
             _tidy(folder, key, overwrite)
 
-        together(accelerator, open_output, main_only=True)
+        state.together(open_output, main_only=True)
         loop = start(accelerator, model, data, settings, precision)
         saved = find_state(folder)
         if saved:
@@ -127,7 +128,7 @@ def finetune(
         def after_step(done: int) -> None:
             if vectors and done % loop.steps_in_epoch == 0:
                 loop.read_losses()
-                _save_vector(accelerator, base, loop.plain, folder, done // loop.steps_in_epoch)
+                _save_vector(base, loop.plain, folder, done // loop.steps_in_epoch)
             if every and done % every == 0 and done < loop.steps:
                 loop.read_losses()
                 save_state(folder, key, loop.losses, loop.plain, loop.optimizer, write=accelerator.is_main_process)
@@ -152,7 +153,7 @@ def finetune(
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / STATE).unlink(missing_ok=True)
 
-        together(accelerator, finish, main_only=True)
+        state.together(finish, main_only=True)
     return Finetuned.load(final)
 
 
@@ -179,11 +180,11 @@ def _tidy(folder: Path, key: str, overwrite: bool) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _save_vector(accelerator: "Accelerator", base: Any, model: Any, folder: Path, epoch: int) -> None:
+def _save_vector(base: Any, model: Any, folder: Path, epoch: int) -> None:
     """The task vector of an epoch."""
-    weights = whole_weights(model, keep=accelerator.is_main_process)
+    weights = whole_weights(model, keep=processes().is_main_process)
     target = folder / VECTORS / f"epoch-{epoch}"
-    together(accelerator, lambda: save_vector(model, weights, base, target), main_only=True)
+    processes().together(lambda: save_vector(model, weights, base, target), main_only=True)
 
 
 def _save_companions(source: Base, folder: Path, with_tokenizer: bool) -> None:

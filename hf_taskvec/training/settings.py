@@ -10,6 +10,7 @@ VERSION = 1  # of what the settings mean: another number, and no earlier run is 
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
+ComputePrecision = Literal["fp32", "bf16"]  # what "auto" stands for on a machine
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from hf_taskvec.errors import DivergedError
-from hf_taskvec.training.accelerators import whole
+from hf_taskvec.training.accelerators import TrainingAccelerator, whole
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 from hf_taskvec.training.token_blocks import IGNORED, Blocks, epoch_order, mix, share
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 # Reading a loss from a GPU waits for it; so there it is done for several steps at once.
 _STEPS_BETWEEN_READING = {"cpu": 1}
@@ -34,7 +36,9 @@ def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
 
 
-def start(accelerator: Accelerator, model: Any, blocks: Blocks, settings: TrainingSettings, precision: str) -> "Loop":
+def start(
+    accelerator: "Accelerator", model: Any, blocks: Blocks, settings: TrainingSettings, precision: ComputePrecision
+) -> "Loop":
     """A loop before its first step, over all processes."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -48,12 +52,12 @@ def start(accelerator: Accelerator, model: Any, blocks: Blocks, settings: Traini
 class Loop:
     """A training run in motion."""
 
-    accelerator: Accelerator
+    accelerator: TrainingAccelerator
     model: Any
     optimizer: Any
     blocks: Blocks
     settings: TrainingSettings
-    precision: str
+    precision: ComputePrecision
     losses: list[float] = field(default_factory=list)
     #: how many steps there are, if not as many as the epochs have
     total: int | None = None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import launch
 from support.launched_rounds import FULL, LORA, MERGES, NAMES, make_blocks, make_tasks
 from support.tiny_models import TinyModels, tensors
 from transformers import AutoConfig
@@ -25,8 +23,6 @@ from hf_taskvec.experiments.multitask.worker import Worker
 from hf_taskvec.merging import search_scale
 from hf_taskvec.merging.combining import combine_parameter
 from hf_taskvec.training import TrainingSettings, estimate_memory
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -239,14 +235,8 @@ def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) 
 
 
 def test_processes_agree_to_the_last_bit(base: Path, tmp_path: Path) -> None:
-    """Each task is trained by one process, and tensors meet as sums of one number and zeros: nothing is reordered."""
-    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    launch = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    script = [str(TESTS / "support" / "launched_rounds.py"), str(base), str(tmp_path / "two")]
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *launch, *script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """Each task is trained by one process, and tensors are exchanged as sums of one number and zeros: nothing is reordered."""
+    launch.succeed(launch.SUPPORT / "launched_rounds.py", base, tmp_path / "two", processes=2)
     for name, merge in MERGES.items():
         run(base, tmp_path / "one" / name, merge=merge)
     run(base, tmp_path / "one" / "lora", LORA)

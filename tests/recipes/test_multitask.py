@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import launch
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
@@ -180,14 +178,8 @@ def test_own_books(main: Callable[[list[str]], Results], results: Results, folde
     assert not (folder / "none").exists()
 
 
-def launch(folders: Path, *arguments: str) -> None:
-    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    command = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    script = [str(ROOT / "tests" / "support" / "launched_multitask.py"), str(folders), *arguments]
-    done = subprocess.run([sys.executable, *command, *script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+def launch_in_folders(folders: Path, *arguments: str) -> None:
+    launch.succeed(launch.SUPPORT / "launched_multitask.py", folders, *arguments, processes=2)
 
 
 def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
@@ -205,13 +197,13 @@ def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], re
     def split(name: str) -> list[str]:
         return flags(folder / "two", *shared, "--books", f"{name}0.txt", f"{name}1.txt", tasks=None)
 
-    launch(folders, *split("book"))
+    launch_in_folders(folders, *split("book"))
     assert not list(folders.glob("refused-*"))
     books = [str(folders / f"rank-{rank}" / f"book{rank}.txt") for rank in (0, 1)]
     one = main(flags(folder / "one", *shared, "--books", *books, tasks=None))
     assert (folder / "two" / "results.json").read_text() == one.to_json()
     for name, message in (("same", "same0 and same1 are the same text, or mostly"), ("short", "short1")):
-        launch(folders, *split(name))
+        launch_in_folders(folders, *split(name))
         refusals = [(folders / f"refused-{rank}.txt").read_text() for rank in (0, 1)]
         assert all(message in text for text in refusals), refusals
 

@@ -1,12 +1,11 @@
 """The theory's laboratory: its parts against independent computations, and the recipe from end to end, quickly."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -108,8 +107,7 @@ def test_stable_ranks_of_networks() -> None:
 
 
 def test_the_recipe(tmp_path: Path) -> None:
-    command = [sys.executable, str(RECIPES / "theory.py"), "--quick", "--output", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    result = launch.run(RECIPES / "theory.py", "--quick", "--output", tmp_path, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     claims = json.loads((tmp_path / "theory.json").read_text("utf-8"))
     assert sum("rows of ΔV" in claim["claim"] for claim in claims) == 2  # pruned by luck and by norm

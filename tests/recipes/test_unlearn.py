@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import launch
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation import UnlearningReport
@@ -64,22 +64,8 @@ def main() -> Callable[[list[str]], UnlearningReport]:
     return module.main
 
 
-def launch(processes: int = 1) -> list[str]:
-    many = ["--multi_gpu"] if processes > 1 else ["--cpu"]
-    return [
-        *(sys.executable, "-m", "accelerate.commands.launch", *many, "--num_processes", str(processes)),
-        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-        str(RECIPE),
-    ]
-
-
-def environment() -> dict[str, str]:
-    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **quiet}
-
-
 def run(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*launch(processes), *arguments], env=environment(), capture_output=True, text=True, cwd=cwd)
+    return launch.run(RECIPE, *arguments, processes=processes, launched=True, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +160,10 @@ def test_killed_and_started_again(finished: tuple[Path, str], tmp_path: Path) ->
         lambda: list((tmp_path / "out/stages").glob(".joint-*")),
         lambda: list((tmp_path / "out/store").glob("*.json")),
     ):
-        with subprocess.Popen([*launch(), *arguments], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:  # fmt: skip
+        command, silent = launch.command(RECIPE, *arguments, launched=True), subprocess.DEVNULL
+        with subprocess.Popen(
+            command, env=launch.environment(), stdout=silent, stderr=silent, start_new_session=True
+        ) as process:
             deadline = time.monotonic() + 120
             while not is_there() and time.monotonic() < deadline:
                 assert process.poll() is None, "it ended before it could be killed"
@@ -499,8 +488,6 @@ def test_an_output_folder_of_another_config(finished: tuple[Path, str], main: An
 
 
 def test_errors_are_told_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(RECIPE), "--rank", "0"], env=environment(), capture_output=True, text=True, cwd=tmp_path
-    )
+    done = launch.run(RECIPE, "--rank", "0", cwd=tmp_path)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "BadValueError: rank=0 must be at least 1." in done.stderr

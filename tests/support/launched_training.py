@@ -155,8 +155,7 @@ def estimated() -> None:
 
 def converted(cache: Path) -> None:
     """Two processes need the model of the PyPI package for the first time: one converts it, both find it."""
-    from accelerate.utils import gather_object
-
+    from hf_taskvec.distributed import processes
     from hf_taskvec.experiments import smollm
     from hf_taskvec.files.output_folder import new_folder
 
@@ -175,7 +174,7 @@ def converted(cache: Path) -> None:
     assert "not installed" in str(error), error
     smollm._gguf, smollm._convert = lambda: Path("model.gguf"), convert
     folder = smollm.smollm_folder(cache)
-    assert (folder / "config.json").exists() and sum(gather_object([len(calls)])) == 1
+    assert (folder / "config.json").exists() and sum(processes().gather(len(calls))) == 1
     smollm.smollm_folder(cache)  # and the package is not needed again
     shutil.rmtree(folder, ignore_errors=True)
 

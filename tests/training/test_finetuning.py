@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support import launch
 from support.launched_training import LORA, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
 from support.tiny_models import ARCHITECTURES, EXPERTS, TinyModels, make
 from transformers import AutoModelForCausalLM
@@ -33,7 +33,7 @@ from hf_taskvec.training import (
     finetune,
 )
 
-TESTS = Path(__file__).resolve().parents[1]
+SCRIPT = launch.SUPPORT / "launched_training.py"
 QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
 
 
@@ -370,23 +370,8 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(
 # In processes of its own.
 
 
-def environment() -> dict[str, str]:
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    return {**os.environ, **quiet}
-
-
-def command(processes: int, *args: str | Path) -> list[str]:
-    script = [str(TESTS / "support" / "launched_training.py"), *map(str, args)]
-    if processes == 1:
-        return [sys.executable, *script]
-    options = f"--multi_gpu --num_processes {processes} --num_machines 1 --mixed_precision no --dynamo_backend no"
-    launch = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    return [sys.executable, *launch, *script]
-
-
 def test_killed_and_started_again(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
-    killed = subprocess.run(command(1, base, tmp_path, "killed"), env=environment(), capture_output=True, text=True)
+    killed = launch.run(SCRIPT, base, tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     left = tmp_path / ".killed.unfinished"
     assert names(tmp_path) == [left.name] and names(left) == ["checkpoint.safetensors", "vectors"]
@@ -422,8 +407,7 @@ WITH_TWO = [
 def two_processes(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One launch for all that needs two processes: starting them takes longest."""
     folder = tmp_path_factory.mktemp("two")
-    done = subprocess.run(command(2, base, folder, *WITH_TWO), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch.succeed(SCRIPT, base, folder, *WITH_TWO, processes=2)
     return folder
 
 

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Section
 from hf_taskvec.experiments.multitask.config import MultitaskConfig
@@ -18,7 +19,6 @@ from hf_taskvec.experiments.synthetic.library import library
 from hf_taskvec.experiments.synthetic.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.experiments.unlearning.inputs import book_of, read_book, read_tokenizer, training_blocks
 from hf_taskvec.models.checkpoint import open_checkpoint
-from hf_taskvec.training.accelerators import make_accelerator, together
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -63,7 +63,7 @@ class _Own:
 
 def gather(config: MultitaskConfig) -> Materials:
     """The materials of a run; whatever is missing or does not fit is an error here, in all processes, before the work."""
-    own = together(make_accelerator(), lambda: _own(config))
+    own = processes().together(lambda: _own(config))
     assert own is not None  # every process has worked
     names = own.names
     prints = gather_by_task({n: book.fingerprint for n, book in own.books.items()}, len(names))

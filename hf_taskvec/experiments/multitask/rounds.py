@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace, cosines
 from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mine, meet, same_everywhere
 from hf_taskvec.experiments.multitask.worker import Weights, Worker
@@ -34,7 +34,7 @@ from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
 from hf_taskvec.merging.rules_by_name import find_rule
 from hf_taskvec.models.fingerprints import model_fingerprint
-from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
+from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.settings import TrainingSettings
 from hf_taskvec.training.token_blocks import Blocks, mix, read_blocks
@@ -112,12 +112,13 @@ def run_rounds(
     _check(tasks, rounds, steps_per_round, merge)
     accelerator = make_accelerator()
     check_accelerator(accelerator)
+    state = processes()
     source = open_base(base)
     owned = [number for number in range(len(tasks)) if is_mine(number)]
-    blocks = together(accelerator, lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
+    blocks = state.together(lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
     precision = resolve_precision(settings, accelerator)
     longest = max((each.length for each in blocks.values()), default=2)
-    together(accelerator, lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
+    state.together(lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
     worker = Worker(source, settings, precision)
     data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
@@ -134,19 +135,19 @@ def run_rounds(
         raise BadValueError("the base differs between processes: load the same model in each of them.")
     run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
     if overwrite:
-        together(accelerator, partial(_forget, folder), main_only=True)
-    center, trace = together(accelerator, lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
+        state.together(partial(_forget, folder), main_only=True)
+    center, trace = state.together(lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
     if trace.rounds:  # a run that was stopped between its two files has but the first of them
-        together(accelerator, partial(trace.save, folder / TRACE), main_only=True)
+        state.together(partial(trace.save, folder / TRACE), main_only=True)
     for number in range(len(trace.rounds), rounds):
         # A task that fails in one process fails in all: none waits for its weights.
-        tuned, losses = together(accelerator, partial(run.tune, center, number, folder, base)) or ({}, {})
+        tuned, losses = state.together(partial(run.tune, center, number, folder, base)) or ({}, {})
         center, found = run.merge_updates(center, tuned, number)
         means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
         trace = Trace(trace.tasks, (*trace.rounds, done))
         save = partial(_save_state, folder, key, center, trace)
-        together(accelerator, save, main_only=True)
+        state.together(save, main_only=True)
     worker.put(center)
     return trace
 

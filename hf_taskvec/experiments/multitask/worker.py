@@ -1,6 +1,5 @@
 """One model in this process that can be trained on any task: its trained weights are put in and taken out."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -14,43 +13,15 @@ from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import Model, TaskVector
 from hf_taskvec.errors import UnsupportedError, some
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.training.accelerators import SingleProcess
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 from hf_taskvec.training.token_blocks import Blocks
 from hf_taskvec.training.trained_model import Base, training_dtype
 from hf_taskvec.training.training_loop import Loop, make_optimizer
 
 Weights = dict[str, torch.Tensor]
-
-
-class Alone:
-    """What the training loop asks of accelerate, for a process that trains by itself among others.
-
-    Under `accelerate launch` a real `Accelerator` would share each batch with the other processes, which are busy with
-    other tasks.
-    """
-
-    process_index = 0
-    num_processes = 1
-
-    def __init__(self) -> None:
-        state = processes()
-        self.device = state.device
-        self.is_main_process = state.is_main_process
-
-    def no_sync(self, model: Any) -> Any:
-        return contextlib.nullcontext()
-
-    def clip_grad_norm_(self, parameters: list[torch.nn.Parameter], norm: float) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(parameters, norm)
-
-    def reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
-        return tensor
-
-    def unwrap_model(self, model: Any, **options: Any) -> Any:
-        return model
 
 
 class Worker:
@@ -60,10 +31,10 @@ class Worker:
     every task vector begins: the weights of the base or, with LoRA, no change at all.
     """
 
-    def __init__(self, base: Base, settings: TrainingSettings, precision: str) -> None:
+    def __init__(self, base: Base, settings: TrainingSettings, precision: ComputePrecision) -> None:
         self.settings, self.precision = settings, precision
-        self._alone = Alone()
-        model = base.load(training_dtype(base.config, settings, precision)).to(self._alone.device)
+        self._accelerator = SingleProcess()
+        model: Any = base.load(training_dtype(base.config, settings, precision)).to(self._accelerator.device)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = add_lora(model, settings) if settings.method == "lora" else model
@@ -108,9 +79,9 @@ class Worker:
         AdamW starts anew; the learning rate and the order of the blocks go on where the last round left them.
         """
         settings = dataclasses.replace(self.settings, seed=seed)
-        with torch.random.fork_rng([self._alone.device] if self._alone.device.type == "cuda" else []):
+        with torch.random.fork_rng([self._accelerator.device] if self._accelerator.device.type == "cuda" else []):
             loop = Loop(
-                self._alone,
+                self._accelerator,
                 self.model,
                 make_optimizer(self.model, settings),
                 blocks,

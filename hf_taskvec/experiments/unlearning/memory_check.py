@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hf_taskvec.distributed import make_accelerator
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.experiments.unlearning.config import UnlearnConfig
 from hf_taskvec.training import TrainingSettings
-from hf_taskvec.training.accelerators import check_accelerator, make_accelerator
+from hf_taskvec.training.accelerators import check_accelerator
 from hf_taskvec.training.memory_estimate import check_training, free_memory, size
 from hf_taskvec.training.trained_model import meta_model
 
