@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hf_taskvec import atomic
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
 from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
@@ -49,9 +50,7 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
     if state.is_main_process:
         if force:
             _clear(folder)
-        partial = folder / f".{CONFIG}.partial"
-        partial.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        partial.replace(folder / CONFIG)
+        atomic.write_text(folder / CONFIG, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     state.wait_for_everyone()
     return folder
 
@@ -59,7 +58,7 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
 def _others(folder: Path) -> list[Path]:
     """What a folder holds beside its config, but for files that a killed process was about to write."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in found if path.name != CONFIG and not path.match(".*.partial")]
+    return [path for path in found if path.name != CONFIG and not atomic.is_partial(path)]
 
 
 def _clear(folder: Path) -> None:

@@ -4,7 +4,6 @@ The file is safetensors, so nothing of it is executed when it is read. Everythin
 learning rate, the order of the blocks, the random numbers, is a function of the settings and the step.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from hf_taskvec import atomic
 from hf_taskvec.errors import CorruptFileError, OutputError
 from hf_taskvec.training.accelerators import assign, whole
 
@@ -68,12 +68,8 @@ def save_state(
                 tensors[f"{part}/{name}"] = value.cpu().contiguous()
     if not write:
         return
-    partial = folder / f"{FILE}.partial"
-    with writing(folder):
+    with writing(folder), atomic.replacing(folder / FILE) as partial:
         save_file(tensors, partial, metadata={"key": key})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(folder / FILE)
 
 
 @contextmanager

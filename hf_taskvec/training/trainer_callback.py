@@ -7,10 +7,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_taskvec.errors import OutputError, UnsupportedError
+from hf_taskvec.filenames import CONFIG, VECTOR_RECORD
+from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.training.trained_model import save_model, save_vector, whole_weights
-
-_MARKER = "taskvec.json"  # what tells a saved vector
 
 
 class TaskVectorCallback(TrainerCallback):
@@ -44,7 +44,7 @@ class TaskVectorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model, is_resumed = kwargs["model"], state.global_step > 0
-        if not is_resumed and not self.overwrite and any(self.folder.glob(f"epoch-*/{_MARKER}")):
+        if not is_resumed and not self.overwrite and any(self.folder.glob(f"epoch-*/{VECTOR_RECORD}")):
             raise OutputError(
                 f"{self.folder.name} already holds the vectors of a training run. Pass overwrite=True to replace them."
             )
@@ -53,10 +53,8 @@ class TaskVectorCallback(TrainerCallback):
         if not is_resumed:
             weights = whole_weights(model, keep=state.is_world_process_zero)
             if state.is_world_process_zero:
-                shutil.rmtree(self._start, ignore_errors=True)
-                partial = self.folder / ".start.partial"
-                save_model(model, partial, weights)
-                partial.rename(self._start)
+                with new_folder(self._start, CONFIG, overwrite=True) as folder:
+                    save_model(model, folder, weights)
         elif state.is_world_process_zero and not self._start.is_dir():
             raise UnsupportedError(
                 f"training goes on at step {state.global_step}, and {self.folder.name} does not hold the weights it "

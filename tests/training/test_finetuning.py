@@ -376,7 +376,7 @@ def test_killed_and_started_again(base: Path, blocks: datasets.Dataset, tmp_path
     left = tmp_path / ".killed.unfinished"
     assert names(tmp_path) == [left.name] and names(left) == ["checkpoint.safetensors", "vectors"]
     # What a process was writing when it died is not taken for output.
-    for half in ("checkpoint.safetensors.partial", "model.safetensors", "vectors/.epoch-2.weights"):
+    for half in (".checkpoint.safetensors.partial", "model.safetensors", "vectors/.epoch-2.weights"):
         (left / half).write_text("half")
     counting = Stopping(12)
     resumed = finetune(

@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.results import Outcome, Results
 from hf_taskvec.experiments.multitask.round_trace import pairs
 from hf_taskvec.figures import COLOURS, look, render
@@ -21,7 +22,7 @@ def save_plots(results: Results, folder: Path) -> None:
         "tasks": lambda: _tasks(results),
     }
     for name, content in render(pages).items():
-        (folder / name).write_bytes(content)
+        atomic.write_bytes(folder / name, content)
 
 
 def _figure(width: float, height: float, columns: int = 1, **options: Any) -> "tuple[Figure, Any]":

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.round_trace import Trace, pairs
 
 
@@ -80,9 +81,7 @@ class Results:
     def save(self, folder: Path) -> None:
         """`results.json` and `report.md`."""
         for name, text in (("results.json", self.to_json()), ("report.md", self.to_markdown())):
-            partial = folder / f".{name}.partial"
-            partial.write_text(text, "utf-8")
-            partial.replace(folder / name)
+            atomic.write_text(folder / name, text)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

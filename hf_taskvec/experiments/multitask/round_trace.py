@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hf_taskvec import atomic
+
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -57,9 +59,7 @@ class Trace:
         return cls(tuple(data["tasks"]), tuple(RoundTrace(**_tuples(each)) for each in data["rounds"]))
 
     def save(self, path: Path) -> None:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self.to_json(), "utf-8")
-        partial.replace(path)
+        atomic.write_text(path, self.to_json())
 
 
 def _tuples(value: Any) -> Any:

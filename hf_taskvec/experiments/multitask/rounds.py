@@ -9,12 +9,12 @@ Merging means adding a combination of the round's updates δ_t = θ_t − θ̄ t
 Tasks are spread over processes: task i belongs to process i modulo their number, which alone needs its data.
 """
 
+import functools
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from hf_taskvec import atomic
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -135,18 +136,18 @@ def run_rounds(
         raise BadValueError("the base differs between processes: load the same model in each of them.")
     run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
     if overwrite:
-        state.together(partial(_forget, folder), main_only=True)
+        state.together(functools.partial(_forget, folder), main_only=True)
     center, trace = state.together(lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
     if trace.rounds:  # a run that was stopped between its two files has but the first of them
-        state.together(partial(trace.save, folder / TRACE), main_only=True)
+        state.together(functools.partial(trace.save, folder / TRACE), main_only=True)
     for number in range(len(trace.rounds), rounds):
         # A task that fails in one process fails in all: none waits for its weights.
-        tuned, losses = state.together(partial(run.tune, center, number, folder, base)) or ({}, {})
+        tuned, losses = state.together(functools.partial(run.tune, center, number, folder, base)) or ({}, {})
         center, found = run.merge_updates(center, tuned, number)
         means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
         trace = Trace(trace.tasks, (*trace.rounds, done))
-        save = partial(_save_state, folder, key, center, trace)
+        save = functools.partial(_save_state, folder, key, center, trace)
         state.together(save, main_only=True)
     worker.put(center)
     return trace
@@ -278,17 +279,16 @@ def _key(*parts: Any) -> str:
 
 def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{STATE}.partial"
-    # One entry: safetensors writes several in any order, and the same run should give the same bytes.
-    save_file(center, fresh, metadata={"rounds": json.dumps([key, trace.to_json()])})
-    fresh.replace(folder / STATE)
+    with atomic.replacing(folder / STATE) as partial:
+        # One entry: safetensors writes several in any order, and the same run should give the same bytes.
+        save_file(center, partial, metadata={"rounds": json.dumps([key, trace.to_json()])})
     trace.save(folder / TRACE)
 
 
 def _forget(folder: Path) -> None:
     """Remove what a run has left; nothing else is ours."""
-    for name in (STATE, f".{STATE}.partial", TRACE):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / STATE, folder / TRACE, *filter(atomic.is_partial, folder.glob(".*"))):
+        path.unlink(missing_ok=True)
     shutil.rmtree(folder / TASKS, ignore_errors=True)
 
 
@@ -297,8 +297,8 @@ def _resume(folder: Path, key: str, worker: Worker, tasks: Sequence[Task]) -> tu
     path = folder / STATE
     if not path.exists():
         if folder.exists() and any(folder.iterdir()) and processes().is_main_process:
-            left = {each.name for each in folder.iterdir()}
-            if left - {TASKS, TRACE, f".{STATE}.partial"}:
+            left = {each.name for each in folder.iterdir() if not atomic.is_partial(each)}
+            if left - {TASKS, TRACE}:
                 raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty one.")
         return worker.start, Trace(tuple(task.name for task in tasks))
     try:
