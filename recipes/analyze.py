@@ -26,7 +26,7 @@ from hf_taskvec.algebra.provenance import label_for
 from hf_taskvec.analysis import report_sections as sections
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
-from hf_taskvec.experiments.unlearning.inputs import read_tokenizer
+from hf_taskvec.experiments.book_reading import read_tokenizer
 from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.models.checkpoint import open_checkpoint, split_revision
 

@@ -28,44 +28,46 @@ from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.distributed import processes
-from hf_taskvec.experiments.config_options import parse
+from hf_taskvec.experiments.book_reading import training_blocks
+from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.multitask import run_rounds
-from hf_taskvec.experiments.multitask.config import MultitaskConfig
-from hf_taskvec.experiments.multitask.evaluation import merged_scores, scores, single_scores
-from hf_taskvec.experiments.multitask.inputs import gather
-from hf_taskvec.experiments.multitask.plots import save_plots
-from hf_taskvec.experiments.multitask.results import Outcome, Results
-from hf_taskvec.experiments.results_folder import claim
-from hf_taskvec.experiments.training_stages import Stages, say
-from hf_taskvec.experiments.unlearning.inputs import training_blocks
+from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
+from hf_taskvec.experiments.multitask.multitask_inputs import prepare_multitask
+from hf_taskvec.experiments.multitask.result_plots import save_plots
+from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
+from hf_taskvec.experiments.multitask.task_scores import merged_model_scores, single_task_scores, task_scores
+from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 
 CONFIGS = Path(__file__).parent / "configs" / "multitask"
 
 
-def main(arguments: list[str] | None = None) -> Results:
-    config = parse(
+def main(arguments: list[str] | None = None) -> MultitaskResults:
+    config = parse_config(
         MultitaskConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
     )
     logging.disable_progress_bar()  # of loading and saving; the rounds have their own
-    given = gather(config)  # all that can be wrong with the input is found here, before any work
-    output = claim(config.output, config.resolved(given.inputs), config.force)
+    given = prepare_multitask(config)  # all that can be wrong with the input is found here, before any work
+    output = open_results_folder(config.output, config.resolved(given.inputs), config.force)
     cache = Path(config.cache or output / "stages")
 
     # 1. The base.
     base: Any = given.base
     if given.general is not None:
-        stages = Stages(cache, config.force, given.tokenizer)
+        stages = TrainingStages(cache, config.force, given.tokenizer)
         base = stages.train(
             "base", base, training_blocks((given.general,), given.tokenizer, config), config.pretraining
         )
     model = load(base)
-    before = scores(model, given)
+    before = task_scores(model, given)
 
     outcomes, merged_vectors = [], {}
     for number in sorted(config.rounds):
         # 2. The rounds.
         steps = config.steps // number
-        say(f"N = {number}: {number} round{'s'[: number > 1]} of {steps} steps for each of {len(given.tasks)} tasks")
+        print_once(
+            f"N = {number}: {number} round{'s'[: number > 1]} of {steps} steps for each of {len(given.tasks)} tasks"
+        )
         folder = output / f"rounds-{number}"
         trace = run_rounds(
             base,
@@ -81,15 +83,15 @@ def main(arguments: list[str] | None = None) -> Results:
 
         # 3. The last merge.
         vectors = [TaskVector.load(folder / "tasks" / task.name) for task in given.tasks]
-        single = single_scores(model, vectors, given)
+        single = single_task_scores(model, vectors, given)
         merged = []
         for rule in config.final:
-            found, merged_vectors[number, rule] = merged_scores(model, vectors, rule, given, config)
+            found, merged_vectors[number, rule] = merged_model_scores(model, vectors, rule, given, config)
             merged.append(found)
-        outcomes.append(Outcome(number, steps, single, tuple(merged), trace))
+        outcomes.append(RoundsOutcome(number, steps, single, tuple(merged), trace))
 
     # 4. What came of it.
-    results = Results(tuple(task.name for task in given.tasks), before, tuple(outcomes))
+    results = MultitaskResults(tuple(task.name for task in given.tasks), before, tuple(outcomes))
     last = merged_vectors[max(config.rounds), config.final[0]]
     last.apply(base, output / "model", overwrite=True)  # all processes share it
     if processes().is_main_process:
@@ -97,8 +99,8 @@ def main(arguments: list[str] | None = None) -> Results:
         save_plots(results, output)
         last.save(output / "vector", overwrite=True)
     processes().wait_for_everyone()
-    say(f"\n{results.table()}\n\nθ_0 has {sum(before) / len(before):.3f}.")
-    say(f"the report {output / 'report.md'}, the model {output / 'model'}, its vector {output / 'vector'}")
+    print_once(f"\n{results.table()}\n\nθ_0 has {sum(before) / len(before):.3f}.")
+    print_once(f"the report {output / 'report.md'}, the model {output / 'model'}, its vector {output / 'vector'}")
     return results
 
 

@@ -30,27 +30,27 @@ from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.row_pruning import prune_rows
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
-from hf_taskvec.experiments.config_options import parse
-from hf_taskvec.experiments.results_folder import claim
-from hf_taskvec.experiments.training_stages import Stages, say
-from hf_taskvec.experiments.unlearning.book_similarity import align
-from hf_taskvec.experiments.unlearning.closing_words import closing
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.inputs import gather
-from hf_taskvec.experiments.unlearning.scale_refinement import search
+from hf_taskvec.experiments.config_options import parse_config
+from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.experiments.training_stages import TrainingStages, print_once
+from hf_taskvec.experiments.unlearning.book_similarity import compare_books
+from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
+from hf_taskvec.experiments.unlearning.summary_text import summary_text
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 from hf_taskvec.models.checkpoint import open_checkpoint
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
 def main(arguments: list[str] | None = None) -> UnlearningReport:
-    config = parse(
+    config = parse_config(
         UnlearnConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
     )
     logging.disable_progress_bar()  # of loading and saving; the stages have their own
-    given = gather(config)  # all that can be wrong with the input is found here, before any work
-    output = claim(config.output, config.resolved(given.inputs), config.force)
-    stages = Stages(
+    given = prepare_unlearning(config)  # all that can be wrong with the input is found here, before any work
+    output = open_results_folder(config.output, config.resolved(given.inputs), config.force)
+    stages = TrainingStages(
         Path(config.cache or output / "stages"), config.force, given.tokenizer, checkpoint_every=config.checkpoint_every
     )
     forget = tuple(book for book in given.books if book.role == "forget")
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         for book in others:
             tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
             vectors[book.name] = TaskVector.from_finetuned(base, tuned, name=book.role)
-        alike = align(start, vectors, (*forget, *others), config.asking, given.tokenizer)
+        alike = compare_books(start, vectors, (*forget, *others), config.asking, given.tokenizer)
         scales = alike.recommendation.scales_with(config.scales)
 
     # 6. The sweep.
@@ -109,9 +109,9 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     references = {"θ_0": sweep(start, None, [0.0], given.books, **options)}
     del start  # room for another one
     model, never = load(joint), load(reference)
-    say(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
+    print_once(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
     with vector.edit(model, 0.0, original=joint) as edit:
-        report = search(
+        report = refined_sweep(
             model,
             edit,
             scales,
@@ -131,13 +131,13 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     if alike is not None:
         report = replace(report, theory=alike.judged(report))
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, scales, str(vector.expression), files))
+    print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 
     # 8. The Hub.
     if config.push_to_hub and "the model" in files:
         push(files["the model"], config.push_to_hub, output)
     elif config.push_to_hub:
-        say("nothing was pushed: no λ was chosen, so there is no model to push")
+        print_once("nothing was pushed: no λ was chosen, so there is no model to push")
     return report
 
 
@@ -183,7 +183,7 @@ def push(folder: Path, repository: str, output: Path) -> None:
 
     if processes().is_main_process:
         pushed = push_folder(folder, repository, report=output / "report.json")
-        say(f"pushed to    {pushed.url}")
+        print_once(f"pushed to    {pushed.url}")
     processes().wait_for_everyone()
 
 

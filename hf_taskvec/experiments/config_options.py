@@ -20,7 +20,7 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def parse(
+def parse_config(
     kind: type[Config],
     arguments: Sequence[str] | None,
     *,

@@ -19,7 +19,7 @@ _RESULTS = (
 )
 
 
-def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
+def open_results_folder(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
     """The output folder, with the resolved settings in it. A folder with results of other settings is refused.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stages:
+class TrainingStages:
     """A folder of trained stages. Each lies in a folder of its own, named after all that decides it.
 
     Args:
@@ -51,9 +51,9 @@ class Stages:
         """
         precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
         decisive = [VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
-        key = digest(*decisive, *(["vectors"] if vectors else []))
+        key = json_digest(*decisive, *(["vectors"] if vectors else []))
         folder = self.folder / f"{name}-{key[:12]}"
-        say(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
+        print_once(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
         finetune(
             base,
             blocks,
@@ -79,12 +79,12 @@ class Stages:
         return merged
 
 
-def digest(*parts: Any) -> str:
+def json_digest(*parts: Any) -> str:
     """sha256 of some plain values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """Print on the main process alone."""
     if processes().is_main_process:
         print(text, flush=True)
@@ -95,4 +95,4 @@ def _identity(base: "str | Path | PreTrainedModel") -> str:
 
 
 def _rows(blocks: "datasets.Dataset") -> str:
-    return digest([list(map(int, row)) for row in blocks["input_ids"]])
+    return json_digest([list(map(int, row)) for row in blocks["input_ids"]])

@@ -114,12 +114,12 @@ def resolve_precision(settings: TrainingSettings, accelerator: Accelerator) -> C
     return "bf16" if on_gpu else "fp32"
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that may be sharded; every process must ask for it."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def assign(target: torch.Tensor, value: torch.Tensor) -> None:
+def assign_tensor(target: torch.Tensor, value: torch.Tensor) -> None:
     """Write a whole tensor into a plain or a sharded one."""
     with torch.no_grad():
         if isinstance(target, DTensor):

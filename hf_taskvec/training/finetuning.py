@@ -19,15 +19,14 @@ from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfini
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
-from hf_taskvec.training.memory_estimate import check_training
+from hf_taskvec.training.memory_estimate import check_training_memory
 from hf_taskvec.training.run_record import RECORD, VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.saved_state import FILE as STATE
-from hf_taskvec.training.saved_state import find_state, load_state, save_state
+from hf_taskvec.training.saved_state import STATE_FILE, find_state, load_state, save_state
 from hf_taskvec.training.settings import VERSION, TrainingSettings
 from hf_taskvec.training.token_blocks import read_blocks
 from hf_taskvec.training.trained_model import (
-    Base,
-    check_finite,
+    TrainingBase,
+    check_weights_finite,
     meta_model,
     open_base,
     save_model,
@@ -35,7 +34,7 @@ from hf_taskvec.training.trained_model import (
     training_dtype,
     whole_weights,
 )
-from hf_taskvec.training.training_loop import Loop, start
+from hf_taskvec.training.training_loop import TrainingLoop, start_training
 
 if TYPE_CHECKING:
     import datasets
@@ -99,14 +98,14 @@ def finetune(
     precision = resolve_precision(settings, accelerator)
     if settings.method == "lora":
         check_targets(meta_model(source.config), settings.targets)
-    check_training(source.config, settings, data.length, accelerator)
+    check_training_memory(source.config, settings, data.length, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
     key = _key(next(filter(None, state.gather(fingerprint))), data.digest, asdict(settings), precision, vectors)
     finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
     if any(state.gather(finished)):
         if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
-            (final / STATE).unlink(missing_ok=True)
+            (final / STATE_FILE).unlink(missing_ok=True)
         return Finetuned.load(final)
 
     folder = unfinished(final)
@@ -118,7 +117,7 @@ def finetune(
             _tidy(folder, key, overwrite)
 
         state.together(open_output, main_only=True)
-        loop = start(accelerator, model, data, settings, precision)
+        loop = start_training(accelerator, model, data, settings, precision)
         saved = find_state(folder)
         if saved:
             load_state(saved, loop.plain, loop.optimizer)
@@ -142,7 +141,7 @@ def finetune(
         weights = whole_weights(loop.plain, keep=accelerator.is_main_process)
 
         def finish() -> None:
-            check_finite(weights)
+            check_weights_finite(weights)
             save_model(loop.plain, folder, weights)
             if settings.method == "full":
                 _save_companions(source, folder, with_tokenizer=tokenizer is None)
@@ -151,7 +150,7 @@ def finetune(
             write_record(folder, _record(loop, key, source, vectors, speed))
             output.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
-            (final / STATE).unlink(missing_ok=True)
+            (final / STATE_FILE).unlink(missing_ok=True)
 
         state.together(finish, main_only=True)
     return Finetuned.load(final)
@@ -174,7 +173,7 @@ def _tidy(folder: Path, key: str, overwrite: bool) -> None:
             f"{folder.name} holds an unfinished run of another base, other blocks or other settings (after step "
             f"{saved.step}). Use the same to continue it, pass overwrite=True to discard it, or choose another folder."
         )
-    needed = {STATE, VECTORS} if continues else set()
+    needed = {STATE_FILE, VECTORS} if continues else set()
     for path in [*folder.iterdir(), *folder.glob(f"{VECTORS}/.*")]:
         if path.name not in needed and path.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -187,7 +186,7 @@ def _save_vector(base: Any, model: Any, folder: Path, epoch: int) -> None:
     processes().together(lambda: save_vector(model, weights, base, target), main_only=True)
 
 
-def _save_companions(source: Base, folder: Path, with_tokenizer: bool) -> None:
+def _save_companions(source: TrainingBase, folder: Path, with_tokenizer: bool) -> None:
     """What belongs to a model beside its weights and its configuration, as it is in the base's folder."""
     if not isinstance(source.model, Path):
         return
@@ -198,7 +197,7 @@ def _save_companions(source: Base, folder: Path, with_tokenizer: bool) -> None:
             shutil.copyfile(path, target)
 
 
-def _record(loop: Loop, key: str, source: Base, vectors: bool, speed: float) -> dict[str, Any]:
+def _record(loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, speed: float) -> dict[str, Any]:
     epochs = loop.settings.epochs
     return {
         "library": f"hf_taskvec {__version__}",

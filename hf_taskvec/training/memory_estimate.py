@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import DistributedType
 
 from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.sizes import memory_size
 from hf_taskvec.training.accelerators import resolve_precision
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import TrainingSettings
@@ -45,20 +46,9 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer", "activations")
-        return f"{size(self.total)} ({', '.join(f'{part} {size(getattr(self, part))}' for part in parts)})"
-
-
-def size(count: float) -> str:
-    """A number of bytes as people write it.
-
-    >>> size(3.2e9)
-    '3.0 GiB'
-    """
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        return (
+            f"{memory_size(self.total)} ({', '.join(f'{part} {memory_size(getattr(self, part))}' for part in parts)})"
+        )
 
 
 def estimate_memory(
@@ -107,7 +97,7 @@ def estimate_memory(
     )
 
 
-def check_training(
+def check_training_memory(
     model: "PreTrainedConfig | PreTrainedModel",
     settings: TrainingSettings,
     block_length: int,
@@ -164,7 +154,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device, free: float | N
         return
     each = f" in each of {sharing} processes" if sharing > 1 else ""
     raise UnsupportedError(
-        f"too little memory: training needs about {estimate}{each}, and {size(free)} are free on {device.type}. Use "
+        f"too little memory: training needs about {estimate}{each}, and {memory_size(free)} are free on {device.type}. Use "
         "method='lora', a smaller micro_batch_size, gradient_checkpointing=True, shorter blocks, or FSDP over several "
         "devices."
     )

@@ -18,8 +18,8 @@ from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
-from hf_taskvec.training.accelerators import whole
-from hf_taskvec.training.saved_state import writing
+from hf_taskvec.training.accelerators import whole_tensor
+from hf_taskvec.training.saved_state import writing_safetensors
 from hf_taskvec.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Base:
+class TrainingBase:
     """A model to start from: files in a folder, or a live model that stays as it is."""
 
     model: "Path | PreTrainedModel"
@@ -48,7 +48,7 @@ class Base:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         model: Any
-        with no_bars():
+        with without_progress_bars():
             if isinstance(self.model, Path):
                 model = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
             else:
@@ -62,7 +62,7 @@ class Base:
         return model
 
 
-def open_base(base: "str | Path | PreTrainedModel") -> Base:
+def open_base(base: "str | Path | PreTrainedModel") -> TrainingBase:
     """The base of a training run, refused if it is not a causal language model of plain weights."""
     from transformers import AutoConfig, PreTrainedModel
 
@@ -76,7 +76,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
         except ValueError as error:
             raise UnsupportedError(f"{checkpoint.name}: transformers does not know this model ({error}).") from None
         _check_causal(config, checkpoint.name, checkpoint.config.get("architectures"))
-        return Base(checkpoint.folder, config, checkpoint.record())
+        return TrainingBase(checkpoint.folder, config, checkpoint.record())
     if is_peft_model(base):
         raise UnsupportedError("the base is wrapped by PEFT. Call merge_and_unload() first, or give its base model.")
     if not isinstance(base, PreTrainedModel):
@@ -87,7 +87,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
         raise UnsupportedError(f"{where} has no output head: it is not a causal language model.")
     if any(not parameter.is_floating_point() for parameter in base.parameters()):
         raise UnsupportedError(f"{where} is quantised. Load it in bf16, fp16 or fp32 to train it.")
-    return Base(base, base.config, live_checkpoint(base).record())
+    return TrainingBase(base, base.config, live_checkpoint(base).record())
 
 
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
@@ -127,13 +127,13 @@ def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]
         if only_trained and not tensor.requires_grad:
             continue
         if id(tensor) not in seen:
-            value = whole(tensor)
+            value = whole_tensor(tensor)
             seen[id(tensor)] = value.cpu() if keep else None
         weights[name] = seen[id(tensor)]
     return weights if keep else {}
 
 
-def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
+def check_weights_finite(weights: Mapping[str, torch.Tensor]) -> None:
     """Refuse weights that the very last step ruined: of all others, the next loss tells."""
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -145,7 +145,7 @@ def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """A model folder (or, of a `PeftModel`, an adapter folder) with the given weights."""
     options = {"save_embedding_layers": False} if is_peft_model(model) else {}
-    with no_bars(), writing(folder):
+    with without_progress_bars(), writing_safetensors(folder):
         model.save_pretrained(folder, state_dict=dict(weights), **options)
     if not is_peft_model(model):
         return
@@ -173,7 +173,7 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Without transformers' own progress bars, which know nothing of terminals and of ours."""
     from transformers.utils import logging
 

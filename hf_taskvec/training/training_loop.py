@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from hf_taskvec.errors import DivergedError
-from hf_taskvec.training.accelerators import TrainingAccelerator, whole
+from hf_taskvec.training.accelerators import TrainingAccelerator, whole_tensor
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
-from hf_taskvec.training.token_blocks import IGNORED, Blocks, epoch_order, mix, share
+from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, epoch_order, mixed_seed, process_micro_batches
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,26 +36,26 @@ def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
 
 
-def start(
-    accelerator: "Accelerator", model: Any, blocks: Blocks, settings: TrainingSettings, precision: ComputePrecision
-) -> "Loop":
+def start_training(
+    accelerator: "Accelerator", model: Any, blocks: TokenBlocks, settings: TrainingSettings, precision: ComputePrecision
+) -> "TrainingLoop":
     """A loop before its first step, over all processes."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if settings.method == "lora":
         model = add_lora(model, settings)
     model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-    return Loop(accelerator, model, optimizer, blocks, settings, precision)
+    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision)
 
 
 @dataclass
-class Loop:
+class TrainingLoop:
     """A training run in motion."""
 
     accelerator: TrainingAccelerator
     model: Any
     optimizer: Any
-    blocks: Blocks
+    blocks: TokenBlocks
     settings: TrainingSettings
     precision: ComputePrecision
     losses: list[float] = field(default_factory=list)
@@ -109,13 +109,13 @@ class Loop:
         accelerator, settings = self.accelerator, self.settings
         rank, processes = accelerator.process_index, accelerator.num_processes
         # Random numbers (dropout) are those of the step, so a resumed run has them without storing anything.
-        torch.manual_seed(mix(settings.seed, step, rank))
+        torch.manual_seed(mixed_seed(settings.seed, step, rank))
         rate = settings.learning_rate_at(step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         targets = max(1, self.blocks.targets(rows))
         micro = settings.micro_batch_size or -(-settings.batch_size // processes)
-        parts = share(rows, rank, processes, micro)
+        parts = process_micro_batches(rows, rank, processes, micro)
         total = torch.zeros((), device=accelerator.device)
         for number, part in enumerate(parts, 1):
             last = number == len(parts)
@@ -127,7 +127,7 @@ class Loop:
         norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._unread.append(torch.stack([total, whole(norm).to(total.device)]))
+        self._unread.append(torch.stack([total, whole_tensor(norm).to(total.device)]))
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

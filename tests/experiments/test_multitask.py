@@ -19,7 +19,7 @@ from hf_taskvec import TaskVector, TaskVectorError, combine
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingNameError, OutputError
 from hf_taskvec.experiments.multitask import Merge, Task, Trace, run_rounds
 from hf_taskvec.experiments.multitask.rounds import STATE, TRACE, check_rounds_memory
-from hf_taskvec.experiments.multitask.worker import Worker
+from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer
 from hf_taskvec.merging import search_scale
 from hf_taskvec.merging.combining import combine_parameter
 from hf_taskvec.training import TrainingSettings, estimate_memory
@@ -177,15 +177,15 @@ class StoppedError(Exception):
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    train, left = Worker.train, [calls]
+    train, left = TaskTrainer.train, [calls]
 
-    def limited(self: Worker, *arguments: Any) -> list[float]:
+    def limited(self: TaskTrainer, *arguments: Any) -> list[float]:
         left[0] -= 1
         if left[0] < 0:
             raise StoppedError
         return train(self, *arguments)
 
-    monkeypatch.setattr(Worker, "train", limited)
+    monkeypatch.setattr(TaskTrainer, "train", limited)
 
 
 @pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])

@@ -16,14 +16,14 @@ from hf_taskvec import TaskVectorError
 from hf_taskvec.analysis import recommend_scales
 from hf_taskvec.evaluation import UnlearningReport
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate
-from hf_taskvec.experiments.config_options import parse, read_config
-from hf_taskvec.experiments.results_folder import claim
-from hf_taskvec.experiments.training_stages import Stages
+from hf_taskvec.experiments.config_options import parse_config, read_config
+from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.experiments.training_stages import TrainingStages
 from hf_taskvec.experiments.unlearning import scale_refinement
-from hf_taskvec.experiments.unlearning.book_similarity import Alignment
-from hf_taskvec.experiments.unlearning.closing_words import closing
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.scale_refinement import _middle
+from hf_taskvec.experiments.unlearning.book_similarity import BookSimilarity
+from hf_taskvec.experiments.unlearning.scale_refinement import _scale_between
+from hf_taskvec.experiments.unlearning.summary_text import summary_text
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.training import TrainingSettings
 
 CONFIGS = Path(__file__).resolve().parents[2] / "recipes" / "configs"
@@ -31,7 +31,7 @@ BOOKS = ["--books", "forget=one.txt", "aligned=two.txt", "retain=three.txt"]
 
 
 def config(*arguments: str, configs: Path = CONFIGS) -> UnlearnConfig:
-    return parse(
+    return parse_config(
         UnlearnConfig,
         list(arguments),
         description="The experiment.",
@@ -179,7 +179,7 @@ def on_meta(base: str) -> Any:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ready_file_fits_its_model(path: Path) -> None:
-    from hf_taskvec.experiments.synthetic.tiny_phi import make_phi
+    from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi
     from hf_taskvec.training.lora import add_lora, check_targets
 
     values = yaml.safe_load(path.read_text("utf-8"))
@@ -219,27 +219,27 @@ def test_what_the_paper_states_is_used() -> None:
 
 
 def test_a_folder_belongs_to_one_config(tmp_path: Path) -> None:
-    folder = claim(tmp_path / "out", {"seed": 0, "scales": (0.0, -1.0)})
+    folder = open_results_folder(tmp_path / "out", {"seed": 0, "scales": (0.0, -1.0)})
     assert json.loads((folder / "config.json").read_text()) == {"seed": 0, "scales": [0.0, -1.0]}
     (folder / "stages").mkdir()
-    claim(folder, {"seed": 0, "scales": [0.0, -1.0]})  # the same again
+    open_results_folder(folder, {"seed": 0, "scales": [0.0, -1.0]})  # the same again
     with pytest.raises(TaskVectorError, match=r"another config \(seed: 0 → 1\). Choose another --output"):
-        claim(folder, {"seed": 1, "scales": [0.0, -1.0]})
-    claim(folder, {"seed": 1, "scales": [0.0, -1.0]}, force=True)
+        open_results_folder(folder, {"seed": 1, "scales": [0.0, -1.0]})
+    open_results_folder(folder, {"seed": 1, "scales": [0.0, -1.0]}, force=True)
     assert json.loads((folder / "config.json").read_text())["seed"] == 1
 
 
 def test_what_was_there_goes_when_a_folder_is_taken_over(tmp_path: Path) -> None:
     """Nothing of two runs lies side by side: neither models and tables, nor the answers of the earlier models."""
-    folder = claim(tmp_path / "out", {"seed": 0})
+    folder = open_results_folder(tmp_path / "out", {"seed": 0})
     for name in ("model", "adapter", "vector", "store", "stages", "mine"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
     for name in ("report.json", "report.md", "scores.png", "notes.txt"):
         (folder / name).touch()
-    claim(folder, {"seed": 0})
+    open_results_folder(folder, {"seed": 0})
     assert (folder / "report.json").exists()
-    claim(folder, {"seed": 1}, force=True)
+    open_results_folder(folder, {"seed": 1}, force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "mine", "notes.txt", "stages"]
 
 
@@ -248,8 +248,8 @@ def test_a_folder_without_results_is_free(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / ".config.json.partial").write_text('{"se')
-    claim(folder, {"seed": 0})
-    claim(folder, {"seed": 1})
+    open_results_folder(folder, {"seed": 0})
+    open_results_folder(folder, {"seed": 1})
     assert json.loads((folder / "config.json").read_text())["seed"] == 1
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
@@ -257,9 +257,9 @@ def test_a_folder_without_results_is_free(tmp_path: Path) -> None:
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(TaskVectorError, match="holds other files"):
-        claim(tmp_path, {"seed": 0})
+        open_results_folder(tmp_path, {"seed": 0})
     with pytest.raises(TaskVectorError, match="is a file"):
-        claim(tmp_path / "thesis.tex", {"seed": 0})
+        open_results_folder(tmp_path / "thesis.tex", {"seed": 0})
 
 
 # Stages.
@@ -285,13 +285,13 @@ def quick(models: Any) -> tuple[Path, Any, TrainingSettings]:
 
 @pytest.fixture
 def trained(quick: tuple[Path, Any, TrainingSettings], tmp_path: Path) -> Path:
-    return Stages(tmp_path / "stages").train("one", *quick)
+    return TrainingStages(tmp_path / "stages").train("one", *quick)
 
 
 def test_a_stage_of_another_precision_is_another(
     trained: Path, bf16: None, quick: tuple[Path, Any, TrainingSettings]
 ) -> None:
-    again = Stages(trained.parent).train("one", *quick)
+    again = TrainingStages(trained.parent).train("one", *quick)
     assert again != trained
     assert [json.loads((each / "training.json").read_text())["precision"] for each in (trained, again)] == [
         "fp32",
@@ -309,10 +309,12 @@ def test_a_stage_keeps_vectors_and_checkpoints_on_request(
     monkeypatch.setattr(finetuning, "save_state", lambda *a, **k: (saved.append(len(a[2])), keep(*a, **k)))
     base, blocks, settings = quick
     each = dataclasses.replace(settings, batch_size=2)
-    with_vectors = Stages(trained.parent, checkpoint_every=1).train("one", base, blocks, each, vectors=True)
+    with_vectors = TrainingStages(trained.parent, checkpoint_every=1).train("one", base, blocks, each, vectors=True)
     assert saved == [1, 2, 3]
     assert sorted(path.name for path in (with_vectors / "vectors").iterdir()) == ["epoch-1", "epoch-2"]
-    again = Stages(trained.parent).train("one", *quick, vectors=True)  # the same training, but it has its vectors too
+    again = TrainingStages(trained.parent).train(
+        "one", *quick, vectors=True
+    )  # the same training, but it has its vectors too
     assert again != trained and (again / "vectors/epoch-2/taskvec.json").exists()
     assert (again / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
@@ -333,8 +335,8 @@ def test_the_sweep_holds_two_models_whole(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         TaskVectorError, match=r"sweep holds two models.* 10\.\d GiB, and 8.0 GiB are free.*--no-retrain"
     ):
-        memory_check.check_experiment(sweep_only, model)
-    memory_check.check_experiment(config("--config", "phi-1_5-full", *BOOKS, *given, "--no-retrain"), model)
+        memory_check.check_experiment_memory(sweep_only, model)
+    memory_check.check_experiment_memory(config("--config", "phi-1_5-full", *BOOKS, *given, "--no-retrain"), model)
 
 
 # The sweep and the closing words.
@@ -360,11 +362,11 @@ def candidates(report: UnlearningReport, forget: dict[float, float], target: flo
     ],
 )
 def test_where_the_sweep_looks_closer(edited: Any, forget: dict[float, float], middle: float | None) -> None:
-    assert _middle(candidates(edited.report, forget, 0.3)) == middle
+    assert _scale_between(candidates(edited.report, forget, 0.3)) == middle
 
 
 def test_without_a_book_to_forget_it_does_not_look_closer(edited: Any) -> None:
-    assert _middle(dataclasses.replace(edited.report, choice=None)) is None
+    assert _scale_between(dataclasses.replace(edited.report, choice=None)) is None
 
 
 def test_the_search_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited: Any, tmp_path: Path) -> None:
@@ -376,7 +378,7 @@ def test_the_search_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited:
         return candidates(edited.report, {scale: 0.5 + scale / 2 for scale in scales}, 0.3)
 
     monkeypatch.setattr(scale_refinement, "sweep", swept)
-    scale_refinement.search(None, None, [0.0, -1.0], (), refine=3, output=tmp_path, seed=0)
+    scale_refinement.refined_sweep(None, None, [0.0, -1.0], (), refine=3, output=tmp_path, seed=0)
     assert asked[-1] == ([0.0, -1.0, -0.5, -0.25, -0.375], tmp_path)
     assert all(output is None for _, output in asked[:-1])  # only the last is a report
 
@@ -384,29 +386,29 @@ def test_the_search_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited:
 def test_the_closing_words_without_a_chosen_scale(edited: Any) -> None:
     scales = list(edited.report.scales)
     none = candidates(edited.report, {0.0: 0.5, -0.5: 0.4, -1.0: 0.1}, 0.15)
-    said = closing(none, {}, scales, "vector", {"the report": Path("report.md")})
+    said = summary_text(none, {}, scales, "vector", {"the report": Path("report.md")})
     assert "No λ was chosen: no λ qualifies." in said and " *" not in said
     assert "before and after (λ = -1, where the book is nearest to its never-seen level)" in said
-    nothing = closing(dataclasses.replace(none, choice=None), {}, scales, "vector", {})
+    nothing = summary_text(dataclasses.replace(none, choice=None), {}, scales, "vector", {})
     assert "No λ was chosen: no book is to be forgotten." in nothing and "(λ = -1):" in nothing
 
 
 def test_what_theory_said_is_in_report_table_and_closing_words(edited: Any, tmp_path: Path) -> None:
     report = edited.report
-    alike = Alignment("lamps", {"boats": 0.4}, recommend_scales(0.4))  # λ = −1 of a sweep, if it is near 0.4
+    alike = BookSimilarity("lamps", {"boats": 0.4}, recommend_scales(0.4))  # λ = −1 of a sweep, if it is near 0.4
     judged = dataclasses.replace(report, theory=alike.judged(report))
     assert judged.theory.scale == -1.0 and judged.theory.verdict == "hard"
     assert judged.theory.judged.sentence == str(alike.recommendation.judge(report))
     judged.save(tmp_path, plots=False)
     assert UnlearningReport.load(tmp_path) == judged
-    for text in (judged.to_markdown(), closing(judged, {}, list(report.scales), "vector", {})):
+    for text in (judged.to_markdown(), summary_text(judged, {}, list(report.scales), "vector", {})):
         for words in ("lamps and boats: +0.400", "The tasks are aligned", "Theory recommended λ=-1"):
             assert words in text
     assert "What theory said" not in report.to_markdown()
 
 
 def test_a_theory_that_recommends_nothing(edited: Any) -> None:
-    theory = Alignment("lamps", {"boats": 0.99}, recommend_scales(0.99)).judged(edited.report)
+    theory = BookSimilarity("lamps", {"boats": 0.99}, recommend_scales(0.99)).judged(edited.report)
     assert (theory.verdict, theory.scale, theory.judged) == ("impossible", None, None)
     assert "nearly the same" in theory.verdicts[0] and len(theory.verdicts) == 1
 

@@ -17,13 +17,13 @@ from support import launch
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.experiments.config_options import parse, read_config
-from hf_taskvec.experiments.multitask.config import MultitaskConfig
-from hf_taskvec.experiments.multitask.results import Results
+from hf_taskvec.experiments.config_options import parse_config, read_config
+from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
+from hf_taskvec.experiments.multitask.results import MultitaskResults
 from hf_taskvec.experiments.multitask.round_trace import pairs
-from hf_taskvec.experiments.multitask.token_accuracy import accuracy, held_out
-from hf_taskvec.experiments.multitask.worker import Worker
-from hf_taskvec.experiments.synthetic.library import library
+from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer
+from hf_taskvec.experiments.multitask.token_accuracy import held_out, token_accuracy
+from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs" / "multitask"
@@ -53,7 +53,7 @@ def flags(output: Path, *more: str, **changes: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def main() -> Callable[[list[str]], Results]:
+def main() -> Callable[[list[str]], MultitaskResults]:
     spec = importlib.util.spec_from_file_location("multitask", ROOT / "recipes" / "multitask.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -67,11 +67,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(main: Callable[[list[str]], Results], folder: Path) -> Results:
+def results(main: Callable[[list[str]], MultitaskResults], folder: Path) -> MultitaskResults:
     return main(flags(folder / "out", "--rounds", "4", "1"))
 
 
-def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: Results) -> None:
+def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: MultitaskResults) -> None:
     once, often = results.outcomes
     assert (once.rounds, once.steps_per_round, often.rounds, often.steps_per_round) == (1, 40, 4, 10)
     assert often.gap(often.merged[0]) < 0.5 * once.gap(once.merged[0])
@@ -87,7 +87,7 @@ def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: Results) -
     assert fmean(once.single) > fmean(results.base)
 
 
-def test_what_is_left(results: Results, folder: Path) -> None:
+def test_what_is_left(results: MultitaskResults, folder: Path) -> None:
     out = folder / "out"
     report = (out / "report.md").read_text("utf-8")
     assert results.table() in report and "cos(" not in report
@@ -104,7 +104,7 @@ def test_what_is_left(results: Results, folder: Path) -> None:
     assert str(ROOT) not in report and str(folder) not in report + json.dumps(stored)
 
 
-def test_the_saved_model_is_the_merged_one(results: Results, folder: Path) -> None:
+def test_the_saved_model_is_the_merged_one(results: MultitaskResults, folder: Path) -> None:
     out = folder / "out"
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32).eval()
     base = next((folder / "cache").glob("base-*"))
@@ -117,18 +117,23 @@ def test_the_saved_model_is_the_merged_one(results: Results, folder: Path) -> No
 
 
 def test_a_finished_run_is_not_repeated(
-    main: Callable[[list[str]], Results], results: Results, folder: Path, monkeypatch: pytest.MonkeyPatch
+    main: Callable[[list[str]], MultitaskResults],
+    results: MultitaskResults,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any) -> list[float]:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(Worker, "train", refuse)
+    monkeypatch.setattr(TaskTrainer, "train", refuse)
     assert main(flags(folder / "out", "--rounds", "4", "1")) == results
     with pytest.raises(TaskVectorError, match="results of another config"):
         main(flags(folder / "out", "--rounds", "4", "1", seed=1))
 
 
-def test_force_begins_anew(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+def test_force_begins_anew(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
     """With other settings, and with the same ones."""
     shutil.copytree(folder / "out", folder / "again")
     other = main(flags(folder / "again", "--rounds", "1", "--force", "true", seed=1))
@@ -136,13 +141,13 @@ def test_force_begins_anew(main: Callable[[list[str]], Results], results: Result
     assert main(flags(folder / "again", "--rounds", "4", "1", "--force", "true")) == results
 
 
-def test_rounds_that_do_not_fit_into_memory(main: Callable[[list[str]], Results], tmp_path: Path) -> None:
+def test_rounds_that_do_not_fit_into_memory(main: Callable[[list[str]], MultitaskResults], tmp_path: Path) -> None:
     with pytest.raises(TaskVectorError, match="too little memory"):
         main(flags(tmp_path / "large", "--rounds", "1", batch_size=100_000_000))
     assert not (tmp_path / "large" / "stages").exists()
 
 
-def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Results], folder: Path) -> None:
+def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], MultitaskResults], folder: Path) -> None:
     """ATM is the same loop with another merge; LoRA the same with factors."""
     options = [
         "--rounds",
@@ -165,8 +170,8 @@ def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Res
     assert TaskVector.load(folder / "lora" / "vector").is_low_rank
 
 
-def test_own_books(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
-    texts = library(3, words=900, general_words=300, unrelated=2)
+def test_own_books(main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path) -> None:
+    texts = write_library(3, words=900, general_words=300, unrelated=2)
     for book in texts.unrelated:
         (folder / f"{book.name}.txt").write_text(book.text)
     books = [str(folder / f"{book.name}.txt") for book in texts.unrelated]
@@ -182,10 +187,12 @@ def launch_in_folders(folders: Path, *arguments: str) -> None:
     launch.succeed(launch.SUPPORT / "launched_multitask.py", folders, *arguments, processes=2)
 
 
-def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+def test_two_processes_with_a_book_each(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
     """The same results as one process with both; what is wrong with one process's book, both refuse."""
     base = str(next((folder / "cache").glob("base-*")))
-    texts = [book.text for book in library(3, words=900, general_words=300, unrelated=2).unrelated]
+    texts = [book.text for book in write_library(3, words=900, general_words=300, unrelated=2).unrelated]
     folders = folder / "ranks"
     for rank, text in enumerate(texts):
         (folders / f"rank-{rank}").mkdir(parents=True)
@@ -212,7 +219,7 @@ def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], re
 
 
 def config(*arguments: str) -> MultitaskConfig:
-    return parse(
+    return parse_config(
         MultitaskConfig, list(arguments), description="", configs=CONFIGS, default="default", unless=["base_model"]
     )
 
@@ -272,16 +279,16 @@ def test_every_rule_gets_the_options_that_it_has() -> None:
 # Scores.
 
 
-def test_accuracy_counts_each_held_out_token_once(results: Results, folder: Path) -> None:
+def test_accuracy_counts_each_held_out_token_once(results: MultitaskResults, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    from hf_taskvec.experiments.unlearning.inputs import book_of
+    from hf_taskvec.experiments.book_reading import make_book
 
     base = next((folder / "cache").glob("base-*"))
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    text = library(0, words=900, general_words=300, unrelated=1).unrelated[0].text
-    book = book_of(text, "book", "retain", MultitaskConfig(section_words=100, held_out=0.3))
+    text = write_library(0, words=900, general_words=300, unrelated=1).unrelated[0].text
+    book = make_book(text, "book", "retain", MultitaskConfig(section_words=100, held_out=0.3))
     held = held_out(book, tokenizer, 48)
     sections = [text_of for s in book.sections if s.split == "held_out" for text_of in [book.text[s.start : s.end]]]
     right = total = 0
@@ -291,6 +298,6 @@ def test_accuracy_counts_each_held_out_token_once(results: Results, folder: Path
             if len(block) > 1:
                 guess = model(input_ids=block[None]).logits[0, :-1].argmax(-1)
                 right, total = right + int((guess == block[1:]).sum()), total + len(block) - 1
-    assert accuracy(model, held.test) == right / total
+    assert token_accuracy(model, held.test) == right / total
     with pytest.raises(TaskVectorError, match="needs two"):
-        held_out(book_of(text, "book", "retain", MultitaskConfig(section_words=400, held_out=0.3)), tokenizer, 48)
+        held_out(make_book(text, "book", "retain", MultitaskConfig(section_words=400, held_out=0.3)), tokenizer, 48)

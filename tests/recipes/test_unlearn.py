@@ -20,10 +20,10 @@ from support import launch
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation import UnlearningReport
-from hf_taskvec.experiments.config_options import parse
-from hf_taskvec.experiments.synthetic.library import library
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.inputs import gather
+from hf_taskvec.experiments.config_options import parse_config
+from hf_taskvec.experiments.synthetic_library.book_writer import write_library
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "unlearn.py"
@@ -180,7 +180,7 @@ def test_killed_and_started_again(finished: tuple[Path, str], tmp_path: Path) ->
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The embedded books as files, so that the finished stages can be given."""
     folder = tmp_path_factory.mktemp("books")
-    found = library(0, words=SMALL["words"], general_words=SMALL["general-words"])  # type: ignore[arg-type]
+    found = write_library(0, words=SMALL["words"], general_words=SMALL["general-words"])  # type: ignore[arg-type]
     given = []
     for role, book in zip(("forget", "aligned", "retain"), (*found.series, *found.unrelated), strict=True):
         (folder / f"{book.name}.txt").write_text(book.text, "utf-8")
@@ -393,8 +393,8 @@ def test_another_vector_is_another_config(finished: tuple[Path, str]) -> None:
     found = []
     for folder, scale in (("one", 1.0), ("two", 2.0)):
         (TaskVector.load(output / "vector") * scale).save(output.parent / folder / "vector")
-        given = gather(
-            parse(
+        given = prepare_unlearning(
+            parse_config(
                 UnlearnConfig,
                 [*flags(), "--task-vector", str(output.parent / folder / "vector")],
                 description="",

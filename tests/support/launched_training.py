@@ -135,19 +135,19 @@ def estimated() -> None:
     from transformers import PhiConfig
 
     from hf_taskvec.experiments.unlearning import memory_check
-    from hf_taskvec.experiments.unlearning.config import UnlearnConfig
+    from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
     from hf_taskvec.training import memory_estimate
 
     books = ["forget=one.txt", "retain=two.txt"]
     config = UnlearnConfig(base_model="phi", books=books, batch_size=2, gradient_checkpointing=True)
     memory_estimate.free_memory = memory_check.free_memory = lambda device: 40 * 2**30
-    error = expect(TaskVectorError, lambda: memory_check.check_experiment(config, PhiConfig()))
+    error = expect(TaskVectorError, lambda: memory_check.check_experiment_memory(config, PhiConfig()))
     assert "in each of 2 processes" in str(error), error
     # The processes as they are on GPUs before an Accelerator has looked at what `accelerate launch` says of FSDP.
     AcceleratorState._reset_state()
     PartialState().distributed_type = DistributedType.MULTI_GPU
     os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    memory_check.check_experiment(config, PhiConfig())
+    memory_check.check_experiment_memory(config, PhiConfig())
     del os.environ["ACCELERATE_USE_FSDP"], os.environ["FSDP_VERSION"]
     AcceleratorState._reset_state()
     PartialState().distributed_type = DistributedType.MULTI_CPU

@@ -11,7 +11,7 @@ from hf_taskvec.experiments.multitask.round_trace import Trace, pairs
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedModel:
     """A merged model.
 
     Args:
@@ -28,7 +28,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundsOutcome:
     """What N rounds led to.
 
     Args:
@@ -42,14 +42,14 @@ class Outcome:
     rounds: int
     steps_per_round: int
     single: tuple[float, ...]
-    merged: tuple[Merged, ...]
+    merged: tuple[MergedModel, ...]
     trace: Trace
 
-    def gap(self, merged: Merged) -> float:
+    def gap(self, merged: MergedModel) -> float:
         """How much better the tasks' own models are, on average: the paper's single-task gap."""
         return fmean(self.single) - fmean(merged.scores)
 
-    def relative(self, merged: Merged) -> float:
+    def relative(self, merged: MergedModel) -> float:
         """The mean over tasks of the merged model's score as a share of the single one's."""
         return fmean(m / s if s else 1.0 for m, s in zip(merged.scores, self.single, strict=True))
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Results:
+class MultitaskResults:
     """The results of a run, for each number of rounds.
 
     Args:
@@ -76,7 +76,7 @@ class Results:
 
     tasks: tuple[str, ...]
     base: tuple[float, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RoundsOutcome, ...]
 
     def save(self, folder: Path) -> None:
         """`results.json` and `report.md`."""

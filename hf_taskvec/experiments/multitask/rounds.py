@@ -29,8 +29,13 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace, cosines
-from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mine, meet, same_everywhere
-from hf_taskvec.experiments.multitask.worker import Weights, Worker
+from hf_taskvec.experiments.multitask.task_exchange import (
+    gather_tensors_by_task,
+    gather_values_by_task,
+    is_same_in_all_processes,
+    owns_task,
+)
+from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer, Weights
 from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
 from hf_taskvec.merging.rules_by_name import find_rule
@@ -38,7 +43,7 @@ from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.settings import TrainingSettings
-from hf_taskvec.training.token_blocks import Blocks, mix, read_blocks
+from hf_taskvec.training.token_blocks import TokenBlocks, mixed_seed, read_blocks
 from hf_taskvec.training.trained_model import open_base
 
 if TYPE_CHECKING:
@@ -115,13 +120,13 @@ def run_rounds(
     check_accelerator(accelerator)
     state = processes()
     source = open_base(base)
-    owned = [number for number in range(len(tasks)) if is_mine(number)]
+    owned = [number for number in range(len(tasks)) if owns_task(number)]
     blocks = state.together(lambda: {n: _read(tasks[n], source.vocabulary, source.context) for n in owned}) or {}
     precision = resolve_precision(settings, accelerator)
     longest = max((each.length for each in blocks.values()), default=2)
     state.together(lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
-    worker = Worker(source, settings, precision)
-    data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
+    worker = TaskTrainer(source, settings, precision)
+    data = gather_values_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
         model_fingerprint(worker.model),
         [task.name for task in tasks],
@@ -132,7 +137,7 @@ def run_rounds(
         steps_per_round,
         merge,
     )
-    if not same_everywhere([key]):
+    if not is_same_in_all_processes([key]):
         raise BadValueError("the base differs between processes: load the same model in each of them.")
     run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
     if overwrite:
@@ -144,7 +149,7 @@ def run_rounds(
         # A task that fails in one process fails in all: none waits for its weights.
         tuned, losses = state.together(functools.partial(run.tune, center, number, folder, base)) or ({}, {})
         center, found = run.merge_updates(center, tuned, number)
-        means = gather_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
+        means = gather_values_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
         trace = Trace(trace.tasks, (*trace.rounds, done))
         save = functools.partial(_save_state, folder, key, center, trace)
@@ -169,7 +174,7 @@ def check_rounds_memory(config: Any, settings: TrainingSettings, block_length: i
         check_memory(held, torch.device("cpu"), sharing=count)
 
 
-def _read(task: Task, vocabulary: int, context: int | None) -> Blocks:
+def _read(task: Task, vocabulary: int, context: int | None) -> TokenBlocks:
     """A task's blocks, checked."""
     if task.blocks is None:
         raise BadValueError(f"the task {task.name!r} belongs to this process, which has no data for it.")
@@ -196,9 +201,9 @@ def _check(tasks: Sequence[Task], rounds: int, steps: int, merge: Merge) -> None
 
 @dataclass(frozen=True)
 class _Run:
-    worker: Worker
+    worker: TaskTrainer
     tasks: tuple[Task, ...]
-    blocks: Mapping[int, Blocks]
+    blocks: Mapping[int, TokenBlocks]
     merge: Merge
     steps: int
     rounds: int
@@ -212,7 +217,7 @@ class _Run:
         tuned, losses = {}, {}
         for task, blocks in self.blocks.items():
             worker.put(center)
-            seed = mix(worker.settings.seed, task)
+            seed = mixed_seed(worker.settings.seed, task)
             losses[task] = worker.train(blocks, seed, done, done + self.steps, total, self.progress)
             tuned[task] = worker.take()
             if number + 1 == self.rounds:
@@ -224,7 +229,7 @@ class _Run:
         """The rule's options in a round: a rule that draws at random gets a seed of the run and the round."""
         given = dict(self.merge.options)
         if "seed" in find_rule(self.merge.rule).options:
-            given["seed"] = mix(self.worker.settings.seed, number, int(given.get("seed", 0)))
+            given["seed"] = mixed_seed(self.worker.settings.seed, number, int(given.get("seed", 0)))
         return given
 
     def merge_updates(
@@ -241,7 +246,10 @@ class _Run:
         labels = [task.name for task in self.tasks]
         layers, options = layer_count(worker.units), self.options(number)
         for unit, names in worker.units.items():
-            rows = [meet({task: weights[n] for task, weights in tuned.items()}, count, center[n]) for n in names]
+            rows = [
+                gather_tensors_by_task({task: weights[n] for task, weights in tuned.items()}, count, center[n])
+                for n in names
+            ]
             start, before = (tuple(weights[name] for name in names) for weights in (worker.start, center))
             each = [tuple(stacked[task] for stacked in rows) for task in range(count)]
             changes, updates = (
@@ -292,7 +300,7 @@ def _forget(folder: Path) -> None:
     shutil.rmtree(folder / TASKS, ignore_errors=True)
 
 
-def _resume(folder: Path, key: str, worker: Worker, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
+def _resume(folder: Path, key: str, worker: TaskTrainer, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
     """Where an interrupted run was, or the start."""
     path = folder / STATE
     if not path.exists():

@@ -8,16 +8,16 @@ import torch
 from hf_taskvec.distributed import processes
 
 
-def owner(task: int) -> int:
+def owner_of_task(task: int) -> int:
     """The process that a task belongs to."""
     return task % processes().num_processes
 
 
-def is_mine(task: int) -> bool:
-    return owner(task) == processes().process_index
+def owns_task(task: int) -> bool:
+    return owner_of_task(task) == processes().process_index
 
 
-def meet(mine: Mapping[int, torch.Tensor], tasks: int, like: torch.Tensor) -> torch.Tensor:
+def gather_tensors_by_task(mine: Mapping[int, torch.Tensor], tasks: int, like: torch.Tensor) -> torch.Tensor:
     """One tensor of every task, stacked, from the processes that each have some: `mine` by the task's number.
 
     What a process does not have it holds as zeros. So each element is the sum of one number and zeros, which is exact in
@@ -31,7 +31,7 @@ def meet(mine: Mapping[int, torch.Tensor], tasks: int, like: torch.Tensor) -> to
     return processes().all_reduce(stacked)
 
 
-def gather_by_task(mine: Mapping[int, Any], tasks: int) -> list[Any]:
+def gather_values_by_task(mine: Mapping[int, Any], tasks: int) -> list[Any]:
     """A small value of every task, from the processes that each have some."""
     found: dict[int, Any] = {}
     for part in processes().gather(dict(mine)):
@@ -39,6 +39,6 @@ def gather_by_task(mine: Mapping[int, Any], tasks: int) -> list[Any]:
     return [found[number] for number in range(tasks)]
 
 
-def same_everywhere(values: Sequence[str]) -> bool:
+def is_same_in_all_processes(values: Sequence[str]) -> bool:
     """Whether all processes have the same."""
     return len({tuple(each) for each in processes().gather(list(values))}) == 1

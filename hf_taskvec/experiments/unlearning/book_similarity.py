@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class BookSimilarity:
     """How alike the book to forget and the others are, and the λ that follows from it.
 
     Args:
@@ -53,13 +53,13 @@ class Alignment:
         )
 
 
-def align(
+def compare_books(
     base: "PreTrainedModel",
     vectors: Mapping[str, TaskVector],
     books: Sequence[Book],
     protocol: Protocol,
     tokenizer: Any,
-) -> Alignment:
+) -> BookSimilarity:
     """α̂ of the first book with each other, on held-out passages, and what theory makes of it.
 
     Args:
@@ -80,4 +80,4 @@ def align(
     found = correlation_matrix(models, data, tokenizer=tokenizer, pooling="sample")
     alphas = {other.name: found[first.name, other.name] for other in others}
     kept = [alphas[other.name] for other in others if other.role == "retain"] or list(alphas.values())
-    return Alignment(first.name, alphas, recommend_scales(max(kept)))
+    return BookSimilarity(first.name, alphas, recommend_scales(max(kept)))

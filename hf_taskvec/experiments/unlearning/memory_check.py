@@ -6,17 +6,18 @@ import torch
 
 from hf_taskvec.distributed import make_accelerator
 from hf_taskvec.errors import UnsupportedError
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+from hf_taskvec.sizes import memory_size
 from hf_taskvec.training import TrainingSettings
 from hf_taskvec.training.accelerators import check_accelerator
-from hf_taskvec.training.memory_estimate import check_training, free_memory, size
+from hf_taskvec.training.memory_estimate import check_training_memory, free_memory
 from hf_taskvec.training.trained_model import meta_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def check_experiment(config: UnlearnConfig, model: "PreTrainedConfig") -> None:
+def check_experiment_memory(config: UnlearnConfig, model: "PreTrainedConfig") -> None:
     """Refuse trainings and sweeps that do not fit into memory, all of them before the first begins.
 
     Args:
@@ -28,7 +29,7 @@ def check_experiment(config: UnlearnConfig, model: "PreTrainedConfig") -> None:
     if trainings:
         check_accelerator(accelerator)
     for settings in trainings:
-        check_training(model, settings, config.block_length, accelerator)
+        check_training_memory(model, settings, config.block_length, accelerator)
     _check_sweep(config, model, accelerator.device, accelerator.num_processes)
 
 
@@ -61,6 +62,6 @@ def _check_sweep(config: UnlearnConfig, model: "PreTrainedConfig", device: torch
     where = f" in each of {sharing} processes" if sharing > 1 else ""
     remedy = "do without the reference (--no-retrain, and no --reference-model), or " if len(made) == 2 else "or "
     raise UnsupportedError(
-        f"too little memory: the sweep holds {what} whole, about {size(needed)}{where}, and {size(free)} are free on "
+        f"too little memory: the sweep holds {what} whole, about {memory_size(needed)}{where}, and {memory_size(free)} are free on "
         f"{device.type}. Use a device with more memory, {remedy}take a smaller model."
     )

@@ -6,7 +6,7 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.sweeping import sweep
 
 
-def search(
+def refined_sweep(
     model: Any, edit: Any, scales: list[float], books: Any, *, refine: int, output: Any, **options: Any
 ) -> UnlearningReport:
     """A sweep over `scales`, refined: the interval in which the forget score crosses the never-seen level is halved
@@ -24,14 +24,14 @@ def search(
     store = options.pop("store", f"{output}/store")
     quick = {**options, "permutations": 1}  # only the candidates are looked at
     for _ in range(refine):
-        found = _middle(sweep(model, edit, scales, books, store=store, **quick))
+        found = _scale_between(sweep(model, edit, scales, books, store=store, **quick))
         if found is None:
             break
         scales.append(found)
     return sweep(model, edit, scales, books, store=store, output=output, **options)
 
 
-def _middle(report: UnlearningReport) -> float | None:
+def _scale_between(report: UnlearningReport) -> float | None:
     """The λ halfway between the last that forgets too little and the first that forgets enough; None without one."""
     choice = report.choice
     if choice is None or not choice.candidates:

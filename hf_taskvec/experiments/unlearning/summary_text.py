@@ -11,7 +11,7 @@ _ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "ret
 _WIDTH = 100
 
 
-def closing(
+def summary_text(
     report: UnlearningReport,
     references: Mapping[str, UnlearningReport],
     scales: list[float],
@@ -29,7 +29,7 @@ def closing(
     """
     parts = [
         f"Rouge-L on passages that the model was trained on (95 % intervals; change against λ = 0)\n"
-        f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + table(report, references, scales),
+        f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + summary_table(report, references, scales),
         _chosen(report),
     ]
     if report.theory is not None:
@@ -40,7 +40,7 @@ def closing(
     return "\n\n".join(parts)
 
 
-def table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
+def summary_table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
     """λ down, books across, as in the paper's table 3 (turned by a quarter), with intervals."""
     chosen = report.choice.scale if report.choice is not None else None
     shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.experiments.config_options import option
-from hf_taskvec.experiments.synthetic.tiny_phi import HEADS
+from hf_taskvec.experiments.synthetic_library.tiny_phi import HEADS
 from hf_taskvec.training.settings import TrainingSettings
 
 EMBEDDED = "embedded"
@@ -15,7 +15,7 @@ NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub", "checkpoint
 
 
 @dataclass(frozen=True)
-class CommonConfig:
+class ExperimentConfig:
     """The settings of any experiment."""
 
     config: str | None = option(

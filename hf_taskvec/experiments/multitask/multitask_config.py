@@ -11,8 +11,8 @@ import torch
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.experiments.config_options import option
+from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.experiments.multitask.rounds import Merge
-from hf_taskvec.experiments.shared_config import CommonConfig
 from hf_taskvec.merging import combine, rules
 from hf_taskvec.training.settings import TrainingSettings
 
@@ -47,7 +47,7 @@ def parse_option(text: str) -> RuleOption:
 
 
 @dataclass(frozen=True)
-class MultitaskConfig(CommonConfig):
+class MultitaskConfig(ExperimentConfig):
     """The settings of `recipes/multitask.py`."""
 
     books: list[str] | None = option(

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.experiments.synthetic.themes import COMMON, PLAIN, THEMES, VOICES, Theme
+from hf_taskvec.experiments.synthetic_library.themes import COMMON, PLAIN, THEMES, VOICES, Theme
 
 _ONSETS = ["b", "br", "c", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "th", "tr", "v", "w", "z"]  # fmt: skip
 _VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
@@ -91,7 +91,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Text:
+class WrittenBook:
     """A generated book."""
 
     name: str
@@ -103,11 +103,11 @@ class Library:
     """General prose, the two volumes of a series, and books that have nothing to do with it."""
 
     general: str = field(repr=False)
-    series: tuple[Text, Text]
-    unrelated: tuple[Text, ...]
+    series: tuple[WrittenBook, WrittenBook]
+    unrelated: tuple[WrittenBook, ...]
 
 
-def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, unrelated: int = 1) -> Library:
+def write_library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, unrelated: int = 1) -> Library:
     """The library of a seed.
 
     Args:
@@ -126,14 +126,14 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     taken: set[str] = set()
     worlds = [_world(draw, theme, VOICES[voices[i % len(voices)]], taken) for i, theme in enumerate(themes)]
     series = tuple(
-        Text(
+        WrittenBook(
             f"{themes[0]}-{volume}",
             _book(random.Random(f"{seed} volume {volume}"), _volume(draw, worlds[0], taken), words),
         )
         for volume in (1, 2)
     )
     others = tuple(
-        Text(theme, _book(random.Random(f"{seed} {theme}"), world, words))
+        WrittenBook(theme, _book(random.Random(f"{seed} {theme}"), world, words))
         for theme, world in zip(themes[1:], worlds[1:], strict=True)
     )
     return Library(

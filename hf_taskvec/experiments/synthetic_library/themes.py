@@ -2,7 +2,7 @@
 
 A *theme* is a world to write about (the sea, a garden, a circus, ...): its trades, places, things, deeds and sights. A
 *voice* is a manner of writing (a tale, a diary, letters, a guide, a chronicle): sentence patterns for the beats of a
-scene. Slots in braces are filled by `library`: the scene's people `{a}` and `{b}` with their pronouns, its `{place}` and
+scene. Slots in braces are filled by `book_writer`: the scene's people `{a}` and `{b}` with their pronouns, its `{place}` and
 its `{thing}` stay the same throughout a scene; all others are drawn anew each time.
 
 No pattern has a long stretch without a slot: the harness leaves out passages of which twelve words in a row stand

@@ -9,7 +9,7 @@ from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import ROLES, Role
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.experiments.config_options import option
-from hf_taskvec.experiments.shared_config import CommonConfig
+from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.publishing.push import check_repository
 from hf_taskvec.training.settings import TrainingSettings
 
@@ -18,7 +18,7 @@ _PATHS = ("base_model", "joint_model", "tuned_model", "task_vector", "adapter", 
 
 
 @dataclass(frozen=True)
-class UnlearnConfig(CommonConfig):
+class UnlearnConfig(ExperimentConfig):
     """The settings of `recipes/unlearn.py`."""
 
     # What is given. Whatever is missing is made.

@@ -17,24 +17,25 @@ from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.training.accelerators import SingleProcess
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
-from hf_taskvec.training.token_blocks import Blocks
-from hf_taskvec.training.trained_model import Base, training_dtype
-from hf_taskvec.training.training_loop import Loop, make_optimizer
+from hf_taskvec.training.token_blocks import TokenBlocks
+from hf_taskvec.training.trained_model import TrainingBase, training_dtype
+from hf_taskvec.training.training_loop import TrainingLoop, make_optimizer
 
 Weights = dict[str, torch.Tensor]
 
 
-class Worker:
+class TaskTrainer:
     """A model to train, full or with LoRA, and the arithmetic of what is trained.
 
     What is trained is divided into units: each parameter is one or, with LoRA, each pair of factors. `start` is where
     every task vector begins: the weights of the base or, with LoRA, no change at all.
     """
 
-    def __init__(self, base: Base, settings: TrainingSettings, precision: ComputePrecision) -> None:
+    def __init__(self, base: TrainingBase, settings: TrainingSettings, precision: ComputePrecision) -> None:
         self.settings, self.precision = settings, precision
         self._accelerator = SingleProcess()
-        model: Any = base.load(training_dtype(base.config, settings, precision)).to(self._accelerator.device)
+        model: Any = base.load(training_dtype(base.config, settings, precision))
+        model.to(self._accelerator.device)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = add_lora(model, settings) if settings.method == "lora" else model
@@ -73,14 +74,16 @@ class Worker:
 
     # Training.
 
-    def train(self, blocks: Blocks, seed: int, done: int, until: int, total: int, progress: bool | None) -> list[float]:
+    def train(
+        self, blocks: TokenBlocks, seed: int, done: int, until: int, total: int, progress: bool | None
+    ) -> list[float]:
         """Make the steps from `done` to `until` of `total`, from the weights that are in the model; their losses.
 
         AdamW starts anew; the learning rate and the order of the blocks go on where the last round left them.
         """
         settings = dataclasses.replace(self.settings, seed=seed)
         with torch.random.fork_rng([self._accelerator.device] if self._accelerator.device.type == "cuda" else []):
-            loop = Loop(
+            loop = TrainingLoop(
                 self._accelerator,
                 self.model,
                 make_optimizer(self.model, settings),
