@@ -3,7 +3,7 @@
     accelerate launch recipes/multitask.py                                       # nothing to download: a few minutes
     accelerate launch recipes/multitask.py --method lora --output outputs/multitask-lora
     accelerate launch recipes/multitask.py --merge sum --merge-scale 0.5 --output outputs/atm
-    accelerate launch recipes/multitask.py --merge dare --final tsv breadcrumbs --rule-options gamma=0.02 dare.density=0.5
+    accelerate launch recipes/multitask.py --merge dare --final tsv --rule-options dare.density=0.5
     accelerate launch recipes/multitask.py --base-model gpt2 --learning-rate 5e-5 --books one.txt two.txt three.txt
 
 1. θ_0: a pretrained model.
@@ -12,12 +12,12 @@
    (`--merge sum`, alternating tuning and merging).
 3. The task models of the last round are merged: by uniform average, by task arithmetic and by TIES, with λ found on
    validation text.
-4. How far is the merged model behind each task's own? How do the task vectors lie to each other?
+4. How far is the merged model behind each task's own? What are the cosines of the task vectors?
 
-Tasks are spread over the processes of `accelerate launch`; each needs the books of its own tasks only. In a round their
-weights meet by all-reduce; the task vectors of the last round are saved in the output folder, from which all processes
-read them for the last merge: it must be on a disk that all of them see. Finished rounds are kept, and an interrupted run
-goes on after its last one.
+Tasks are spread over the processes of `accelerate launch`; each needs the books of its own tasks only. In a round they
+exchange their weights by all-reduce; the task vectors of the last round are saved in the output folder, from which all
+processes read them for the last merge: it must be on a disk that all of them see. Finished rounds are kept, and an
+interrupted run goes on after its last one.
 """
 
 import sys
@@ -43,6 +43,7 @@ CONFIGS = Path(__file__).parent / "configs" / "multitask"
 
 
 def main(arguments: list[str] | None = None) -> MultitaskResults:
+    """Run the experiment with these flags, or those of the command line."""
     config = parse_config(
         MultitaskConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
     )
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> MultitaskResults:
             merged.append(found)
         outcomes.append(RoundsOutcome(number, steps, single, tuple(merged), trace))
 
-    # 4. What came of it.
+    # 4. The results.
     results = MultitaskResults(tuple(task.name for task in given.tasks), before, tuple(outcomes))
     last = merged_vectors[max(config.rounds), config.final[0]]
     last.apply(base, output / "model", overwrite=True)  # all processes share it

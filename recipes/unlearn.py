@@ -3,7 +3,7 @@
     accelerate launch recipes/unlearn.py                                # nothing to download: a few minutes on a laptop
     accelerate launch recipes/unlearn.py --method lora --output outputs/lora
     accelerate launch recipes/unlearn.py --config phi-1_5-full --books forget=hp1.txt aligned=hp2.txt retain=pp.txt
-    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain --books ...
+    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --books ...
 
 The experiment of section 4.2 of Li et al. 2025 (When is task vector provably effective for model editing?):
 
@@ -44,6 +44,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def main(arguments: list[str] | None = None) -> UnlearningReport:
+    """Run the experiment with these flags, or those of the command line."""
     config = parse_config(
         UnlearnConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
     )
@@ -90,13 +91,13 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         reference = stages.train_model("retrain", base, given.blocks(others), settings)
 
     # 5. How alike are the books, and which λ does theory recommend?
-    alike, scales, start = None, config.scales, load(base)
+    similarity, scales, start = None, config.scales, load(base)
     if config.correlation:
         for book in others:
             tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
             vectors[book.name] = TaskVector.from_finetuned(base, tuned, name=book.role)
-        alike = compare_books(start, vectors, (*forget, *others), config.asking, given.tokenizer)
-        scales = alike.recommendation.scales_with(config.scales)
+        similarity = compare_books(start, vectors, (*forget, *others), config.asking, given.tokenizer)
+        scales = similarity.recommendation.scales_with(config.scales)
 
     # 6. The sweep.
     options = {
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         "seed": config.seed,
     }
     references = {"θ_0": sweep(start, None, [0.0], given.books, **options)}
-    del start  # room for another one
+    del start  # frees its memory for the next two models
     model, never = load(joint), load(reference)
     print_once(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
     with vector.edit(model, 0.0, original=joint) as edit:
@@ -128,8 +129,8 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
     # 7. What is kept.
-    if alike is not None:
-        report = replace(report, theory=alike.judged(report))
+    if similarity is not None:
+        report = replace(report, theory=similarity.judged(report))
     files = save(vector, joint, report, output)
     print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 

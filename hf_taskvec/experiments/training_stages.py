@@ -12,7 +12,7 @@ from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training import TrainingSettings, finetune
 from hf_taskvec.training.accelerators import resolve_precision
-from hf_taskvec.training.settings import VERSION
+from hf_taskvec.training.settings import SETTINGS_VERSION
 
 if TYPE_CHECKING:
     import datasets
@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingStages:
-    """A folder of trained stages. Each lies in a folder of its own, named after all that decides it.
+    """A cache of trained stages. Each lies in a folder of its own, named after all that decides it.
 
     Args:
-        folder (`Path`): the cache. Experiments may share it.
-        force (`bool`): do every stage again, also a finished one.
-        tokenizer: saved beside each model.
-        checkpoint_every (`int`, *optional*): steps between checkpoints; one at the end of each epoch if not given.
+        cache (`Path`):
+            The folder of all stages. Experiments may share it.
+        force (`bool`, *optional*, defaults to `False`):
+            Do every stage again, also a finished one.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Saved beside each model.
+        checkpoint_every (`int`, *optional*):
+            Steps between checkpoints; one at the end of each epoch if not given.
     """
 
-    folder: Path
+    cache: Path
     force: bool = False
     tokenizer: Any = None
     checkpoint_every: int | None = None
@@ -46,13 +50,27 @@ class TrainingStages:
     ) -> Path:
         """The folder of `base` fine-tuned on `blocks`: a model, or an adapter for LoRA. Trained if it is not there.
 
-        An interrupted training is resumed. Under `accelerate launch` every process calls this. With `vectors` the
-        folder also holds the task vector of each epoch.
+        An interrupted training is resumed. Under `accelerate launch` every process calls this.
+
+        Args:
+            name (`str`):
+                What the folder's name begins with.
+            base (`str`, `Path` or `PreTrainedModel`):
+                As for `finetune`.
+            blocks (`datasets.Dataset`):
+                As for `finetune`.
+            settings (`TrainingSettings`):
+                As for `finetune`.
+            vectors (`bool`, *optional*, defaults to `False`):
+                Also keep the task vector of each epoch, inside the folder.
+
+        Returns:
+            `Path`: The folder of the stage.
         """
         precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
-        decisive = [VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
+        decisive = [SETTINGS_VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
         key = json_digest(*decisive, *(["vectors"] if vectors else []))
-        folder = self.folder / f"{name}-{key[:12]}"
+        folder = self.cache / f"{name}-{key[:12]}"
         print_once(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
         finetune(
             base,

@@ -30,6 +30,7 @@ class SavedState:
 
     @property
     def step(self) -> int:
+        """How many steps were done."""
         return len(self.losses)
 
 
@@ -74,7 +75,7 @@ def save_state(
 
 @contextmanager
 def writing_safetensors(folder: Path) -> Iterator[None]:
-    """Tells what safetensors could not write as one of our errors: it has an exception of its own for a full disk."""
+    """Turn what safetensors raises, on a full disk for instance, into one of our errors."""
     try:
         yield
     except SafetensorError as error:

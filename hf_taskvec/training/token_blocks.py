@@ -26,6 +26,7 @@ class TokenBlocks:
 
     @property
     def length(self) -> int:
+        """Tokens in each block."""
         return self.ids.shape[1]
 
     @property
@@ -107,7 +108,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(mixed_seed(seed, epoch)))
 
 
-def process_micro_batches(rows: torch.Tensor, rank: int, processes: int, micro: int) -> list[torch.Tensor]:
+def process_micro_batches(rows: torch.Tensor, rank: int, processes: int, size: int) -> list[torch.Tensor]:
     """A process's part of one batch, in micro-batches: as many for every process, some perhaps empty.
 
     >>> [[list(map(int, part)) for part in process_micro_batches(torch.arange(5), rank, 2, 2)] for rank in (0, 1)]
@@ -115,4 +116,4 @@ def process_micro_batches(rows: torch.Tensor, rank: int, processes: int, micro: 
     """
     mine = rows[rank::processes]
     largest = -(-len(rows) // processes)
-    return [mine[start : start + micro] for start in range(0, largest, micro)]
+    return [mine[start : start + size] for start in range(0, largest, size)]

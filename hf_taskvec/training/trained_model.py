@@ -15,12 +15,13 @@ from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import Model, TaskVector
 from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
+from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.training.accelerators import whole_tensor
 from hf_taskvec.training.saved_state import writing_safetensors
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -41,6 +42,7 @@ class TrainingBase:
 
     @property
     def vocabulary(self) -> int:
+        """How many tokens the model knows."""
         return self.config.get_text_config().vocab_size
 
     def load(self, dtype: torch.dtype) -> "PreTrainedModel":
@@ -98,7 +100,7 @@ def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
-def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, precision: str) -> torch.dtype:
+def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, precision: ComputePrecision) -> torch.dtype:
     """What the weights are held in: fp32 where they are trained; frozen ones that are stored in bf16 may stay so."""
     stays = settings.method == "lora" and precision == "bf16" and config.dtype == torch.bfloat16
     return torch.bfloat16 if stays else torch.float32
@@ -150,7 +152,7 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) ->
     if not is_peft_model(model):
         return
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a card, which tells nothing of this run
-    path = folder / "adapter_config.json"
+    path = folder / ADAPTER_CONFIG
     config = json.loads(path.read_text("utf-8"))
     config["base_model_name_or_path"] = config["base_model_name_or_path"] or None
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")

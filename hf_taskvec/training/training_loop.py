@@ -50,7 +50,7 @@ def start_training(
 
 @dataclass
 class TrainingLoop:
-    """A training run in motion."""
+    """A training run: its model and optimiser, and the losses so far."""
 
     accelerator: TrainingAccelerator
     model: Any
@@ -66,10 +66,12 @@ class TrainingLoop:
 
     @property
     def steps_in_epoch(self) -> int:
+        """Steps of the optimiser in one epoch; its last batch may be smaller."""
         return -(-len(self.blocks) // self.settings.batch_size)
 
     @property
     def steps(self) -> int:
+        """Steps of the optimiser in all."""
         return self.total or self.settings.epochs * self.steps_in_epoch
 
     @property
@@ -135,8 +137,8 @@ class TrainingLoop:
     def _loss(self, part: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The summed loss of a micro-batch.
 
-        A process whose share is empty goes through the motions with a block of which nothing counts: the others
-        wait for it when gradients (and, sharded, weights) are exchanged.
+        A process whose share is empty computes a block of which nothing counts: the others wait for it when gradients
+        (and, sharded, weights) are exchanged.
         """
         device = self.accelerator.device
         ids, labels = (self.blocks.ids[part], self.blocks.labels[part])
@@ -161,7 +163,7 @@ class TrainingLoop:
         """Bring the losses up to date, and stop if one is not a number. All processes find the same."""
         if not self._unread:
             return
-        # Each process has its share of a loss. The norms are the same in all; summed, they differ nowhere in being finite.
+        # Each process has its share of a loss. The norms are the same in all: their sum is finite where each is.
         numbers = self.accelerator.reduce(torch.stack(self._unread), "sum")
         self._unread.clear()
         for loss, norm in numbers.tolist():

@@ -235,7 +235,7 @@ def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) 
 
 
 def test_processes_agree_to_the_last_bit(base: Path, tmp_path: Path) -> None:
-    """Each task is trained by one process, and tensors are exchanged as sums of one number and zeros: nothing is reordered."""
+    """Each task is trained by one process, and tensors are exchanged as sums of one number and zeros."""
     launch.succeed(launch.SUPPORT / "launched_rounds.py", base, tmp_path / "two", processes=2)
     for name, merge in MERGES.items():
         run(base, tmp_path / "one" / name, merge=merge)

@@ -143,25 +143,56 @@ _ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "microsoft/phi-1_5": (
         "phi-1_5-native",
         "phi",
-        {"vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32, "max_position_embeddings": 2048},
+        {
+            "vocab_size": 51200,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+        },
     ),
     "microsoft/Phi-3-mini-4k-instruct": (
         "Phi-3-mini-4k-instruct",
         "phi3",
-        {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 4096},
+        {
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,
+        },
     ),
     "gpt2": ("gpt2", "gpt2", {}),
     "smollm2-135m": (
         "",
         "llama",
-        {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+        {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
     ),
     "": (
         "",
         "llama",
-        {"vocab_size": 32000, "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 256, "tie_word_embeddings": True},
+        {
+            "vocab_size": 32000,
+            "hidden_size": 288,
+            "intermediate_size": 768,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 6,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
     ),
-}  # fmt: skip
+}
 SIZES = {"phi-1_5": 1.42e9, "phi-3-mini": 3.82e9, "gpt2": 124e6, "smollm2": 135e6, "stories15m": 15e6, "default": 1.3e6}
 
 

@@ -76,8 +76,8 @@ def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: MultitaskR
     assert (once.rounds, once.steps_per_round, often.rounds, often.steps_per_round) == (1, 40, 4, 10)
     assert often.gap(often.merged[0]) < 0.5 * once.gap(once.merged[0])
     assert often.task_cosine > once.task_cosine and often.task_cosine > 0.9
-    # The updates of a round part ways while the vectors align. (This small model still learns how to write at all, which
-    # all tasks share: their cosines are near 0 for a base that can.)
+    # The updates of a round differ while the vectors become alike. (This small model still learns how to write at all,
+    # which all tasks share: their cosines are near 0 for a base that can.)
     updates, vectors = (
         [fmean(pairs(matrix)) for matrix in matrices]
         for matrices in zip(*((each.update_cosines, each.task_cosines) for each in often.trace.rounds), strict=True)

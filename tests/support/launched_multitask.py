@@ -1,5 +1,7 @@
-"""`recipes/multitask.py` for `accelerate launch`, each process in a folder of its own that has its own books only:
-launched_multitask.py FOLDERS FLAGS..."""
+"""`recipes/multitask.py` for `accelerate launch`: launched_multitask.py FOLDERS FLAGS...
+
+Each process works in a folder of its own that has its own books only.
+"""
 
 from __future__ import annotations
 

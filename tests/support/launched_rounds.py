@@ -1,4 +1,7 @@
-"""Rounds of tasks for `accelerate launch`: launched_rounds.py BASE OUTPUT. A process has the data of its own tasks only."""
+"""Rounds of tasks for `accelerate launch`: launched_rounds.py BASE OUTPUT.
+
+A process has the data of its own tasks only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: the same bytes from the same seed, whatever was interrupted; the same steps on any number of processes."""
+"""Fine-tuning: the same bytes from the same seed, though interrupted; the same steps on any number of processes."""
 
 from __future__ import annotations
 

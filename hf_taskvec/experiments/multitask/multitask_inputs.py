@@ -29,12 +29,18 @@ class MultitaskInputs:
     """Tasks, model and tokenizer of a run.
 
     Args:
-        tasks: all of them; those of other processes without their blocks.
-        held: the held-out text of this process's tasks, by the task's number.
-        tokenizer: the base's.
-        base: θ_0, or the untrained embedded model.
-        general: what the embedded model is pretrained on.
-        inputs: the fingerprint of everything that was given, for the record.
+        tasks (`tuple` of `Task`):
+            All of them; those of other processes without their blocks.
+        held (`dict`):
+            The held-out text of this process's tasks, by the task's number.
+        tokenizer (`PreTrainedTokenizerBase`):
+            The base's.
+        base (`str`, `Path` or `PreTrainedModel`):
+            θ_0, or the untrained embedded model.
+        general (`Book`, *optional*):
+            What the embedded model is pretrained on.
+        inputs (`dict`):
+            The fingerprint of everything that was given, for the record.
     """
 
     tasks: tuple[Task, ...]
@@ -60,7 +66,7 @@ class _Own:
 
 
 def prepare_multitask(config: MultitaskConfig) -> MultitaskInputs:
-    """The materials of a run; whatever is missing or does not fit is an error here, in all processes, before the work."""
+    """What a run starts from. What is missing or does not fit is an error here, in all processes, before the work."""
     own = processes().together(lambda: _own(config))
     assert own is not None  # every process has worked
     names = own.names
@@ -69,7 +75,8 @@ def prepare_multitask(config: MultitaskConfig) -> MultitaskInputs:
     if pair := find_overlap(runs):  # whichever processes have read them
         one, other = names[pair[0]], names[pair[1]]
         raise BadValueError(
-            f"{one} and {other} are the same text, or mostly: that is one task, not two. Give each task a book of its own."
+            f"{one} and {other} are the same text, or mostly: that is one task, not two. Give each task a book of its "
+            "own."
         )
     inputs = {f"book: {name}": found for name, found in zip(names, prints, strict=True)}
     inputs["base_model"] = own.record
@@ -101,8 +108,8 @@ def _own(config: MultitaskConfig) -> _Own:
     source = open_base(made if made is not None else base)
     if source.context is not None and config.block_length > source.context:
         raise BadValueError(
-            f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use --block-length "
-            f"{source.context}."
+            f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use "
+            f"--block-length {source.context}."
         )
     if config.method == "lora":
         check_targets(meta_model(source.config), config.training.targets)

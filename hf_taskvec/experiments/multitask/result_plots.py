@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def save_plots(results: MultitaskResults, folder: Path) -> None:
-    """`gap`, `cosines`, `rounds` and `tasks`, each as PNG and SVG."""
+def save_plots(results: MultitaskResults, output: Path) -> None:
+    """Write `gap`, `cosines`, `rounds` and `tasks` into a folder, each as PNG and SVG."""
     pages = {
         "gap": lambda: _gap(results),
         "cosines": lambda: _cosines(results),
@@ -22,7 +22,7 @@ def save_plots(results: MultitaskResults, folder: Path) -> None:
         "tasks": lambda: _tasks(results),
     }
     for name, content in render(pages).items():
-        atomic.write_bytes(folder / name, content)
+        atomic.write_bytes(output / name, content)
 
 
 def _figure(width: float, height: float, columns: int = 1, **options: Any) -> "tuple[Figure, Any]":

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.round_trace import Trace, pairs
+from hf_taskvec.filenames import REPORT_MARKDOWN
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,14 @@ class MergedModel:
     """A merged model.
 
     Args:
-        rule: that merged it.
-        scale: λ.
-        scores: of each task, on the test text.
-        tried: each λ that was tried with its mean validation score.
+        rule (`str`):
+            The rule that merged it.
+        scale (`float`):
+            λ.
+        scores (`tuple` of `float`):
+            Of each task, on the test text.
+        tried (`tuple`, *optional*):
+            Each λ that was tried with its mean validation score.
     """
 
     rule: str
@@ -32,11 +37,16 @@ class RoundsOutcome:
     """What N rounds led to.
 
     Args:
-        rounds: N.
-        steps_per_round: K.
-        single: the score of each task's own model on that task.
-        merged: the merged models.
-        trace: of the rounds.
+        rounds (`int`):
+            N.
+        steps_per_round (`int`):
+            K.
+        single (`tuple` of `float`):
+            The score of each task's own model on that task.
+        merged (`tuple` of `MergedModel`):
+            The merged models.
+        trace (`Trace`):
+            Of the rounds.
     """
 
     rounds: int
@@ -69,21 +79,25 @@ class MultitaskResults:
     """The results of a run, for each number of rounds.
 
     Args:
-        tasks: their names.
-        base: the score of θ_0 on each task.
-        outcomes: from the fewest rounds to the most.
+        tasks (`tuple` of `str`):
+            Their names.
+        base (`tuple` of `float`):
+            The score of θ_0 on each task.
+        outcomes (`tuple` of `RoundsOutcome`):
+            From the fewest rounds to the most.
     """
 
     tasks: tuple[str, ...]
     base: tuple[float, ...]
     outcomes: tuple[RoundsOutcome, ...]
 
-    def save(self, folder: Path) -> None:
-        """`results.json` and `report.md`."""
-        for name, text in (("results.json", self.to_json()), ("report.md", self.to_markdown())):
-            atomic.write_text(folder / name, text)
+    def save(self, output: Path) -> None:
+        """Write `results.json` and `report.md` into a folder."""
+        for name, text in (("results.json", self.to_json()), (REPORT_MARKDOWN, self.to_markdown())):
+            atomic.write_text(output / name, text)
 
     def to_json(self) -> str:
+        """The results as JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def table(self) -> str:
@@ -132,16 +146,18 @@ class MultitaskResults:
         return "\n\n".join(parts)
 
     def to_markdown(self) -> str:
+        """The report: all tables, and the plots that lie beside it."""
         first = self.outcomes[0]
         steps = first.rounds * first.steps_per_round
         return (
             "\n\n".join(
                 [
                     f"# {len(self.tasks)} tasks, one model",
-                    f"Each task was fine-tuned for {steps} steps in N rounds; a round starts from the merged model of the last. "
-                    "Scores are the share of next tokens predicted on held-out text of the task's book: `single` is the task's "
-                    f"own model, `merged` one model for all. θ_0 has {fmean(self.base):.3f}. The gap is single − merged; cos τ is "
-                    "the mean cosine of the task vectors (from θ_0) at the end, cos δ that of the updates within a round.",
+                    f"Each task was fine-tuned for {steps} steps in N rounds; a round starts from the merged model of "
+                    "the last. Scores are the share of next tokens predicted on held-out text of the task's book: "
+                    "`single` is the task's own model, `merged` one model for all. θ_0 has "
+                    f"{fmean(self.base):.3f}. The gap is single − merged; cos τ is the mean cosine of the task vectors "
+                    "(from θ_0) at the end, cos δ that of the updates within a round.",
                     self.table(),
                     "## Each task",
                     self.by_task(),

@@ -1,8 +1,9 @@
-"""The loop: fine-tune every task from a shared model, merge what each has learnt into it, and so on.
+"""`run_rounds`: fine-tune every task from a shared model, merge what each has learnt into it, and again.
 
 Merging means adding a combination of the round's updates δ_t = θ_t − θ̄ to the shared model θ̄:
 
-- MIMA: their mean, which makes θ̄ the average of the task models (eq. 4 of the MIMA paper); one round is plain averaging.
+- MIMA: their mean, which makes θ̄ the average of the task models (eq. 4 of the MIMA paper); one round is plain
+  averaging.
 - ATM: their sum, times a factor (https://arxiv.org/abs/2411.03055).
 - Any other rule of `combine`. One that draws at random draws anew in each round.
 
@@ -60,8 +61,10 @@ class Task:
     """Something to learn.
 
     Args:
-        name: of its folder, and in tables.
-        blocks: what to train on. A process that does not own the task need not have them.
+        name (`str`):
+            Of its folder, and in tables.
+        blocks (`datasets.Dataset`, *optional*):
+            What to train on. A process that does not own the task need not have them.
     """
 
     name: str
@@ -73,9 +76,12 @@ class Merge:
     """How a round's updates become one.
 
     Args:
-        rule: a merging rule, by its name.
-        scale: what the merged update is multiplied by.
-        options: of the rule.
+        rule (`str`, *optional*, defaults to `"mean"`):
+            A merging rule, by its name; `hf_taskvec.rules()` lists them.
+        scale (`float`, *optional*, defaults to 1.0):
+            What the merged update is multiplied by.
+        options (`Mapping`, *optional*):
+            Of the rule.
     """
 
     rule: str = "mean"
@@ -87,7 +93,7 @@ def run_rounds(
     base: "str | Path | PreTrainedModel",
     tasks: Sequence[Task],
     settings: TrainingSettings,
-    folder: str | Path,
+    output: str | Path,
     *,
     rounds: int,
     steps_per_round: int,
@@ -103,18 +109,42 @@ def run_rounds(
     repeated.
 
     Args:
-        base: θ_0.
-        tasks: two or more, with different names.
-        settings: of the training. `epochs` has no meaning here.
-        folder: for the results, on a disk that all processes see.
-        rounds: how many.
-        steps_per_round: of the optimiser, for each task.
-        merge: the mean by default.
-        overwrite: start anew, whatever rounds the folder holds.
-        progress: show progress bars; by default on a terminal.
+        base (`str`, `Path` or `PreTrainedModel`):
+            θ_0: a folder, a Hub id or a live model.
+        tasks (`Sequence` of `Task`):
+            Two or more, with different names. Task i belongs to process i modulo their number.
+        settings (`TrainingSettings`):
+            Of the training. `epochs` has no meaning here.
+        output (`str` or `Path`):
+            The folder to write, on a disk that all processes see.
+        rounds (`int`):
+            How many.
+        steps_per_round (`int`):
+            Steps of the optimiser in a round, for each task.
+        merge (`Merge`, *optional*):
+            How a round ends; by default with the mean.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Start anew, whatever rounds the folder holds.
+        progress (`bool`, *optional*):
+            Show progress bars; by default on a terminal only.
+
+    Returns:
+        `Trace`: Losses and geometry of each round.
+
+    Raises:
+        `BadValueError`: If there are fewer than two tasks, or a process lacks the data of its own.
+        `OutputError`: If the folder holds something else, or rounds of other arguments.
+        `UnsupportedError`: If the training does not fit into memory.
+
+    Example:
+        >>> from hf_taskvec.experiments.multitask import Merge, Task, run_rounds
+        >>> tasks = [Task("law", law_blocks), Task("code", code_blocks)]  # doctest: +SKIP
+        >>> trace = run_rounds(base, tasks, settings, "out", rounds=4, steps_per_round=50)  # MIMA  # doctest: +SKIP
+        >>> TaskVector.load("out/tasks/law")  # doctest: +SKIP
+
     """
     merge = merge or Merge()
-    folder = Path(folder)
+    folder = Path(output)
     _check(tasks, rounds, steps_per_round, merge)
     accelerator = make_accelerator()
     check_accelerator(accelerator)
@@ -125,10 +155,10 @@ def run_rounds(
     precision = resolve_precision(settings, accelerator)
     longest = max((each.length for each in blocks.values()), default=2)
     state.together(lambda: check_rounds_memory(source.config, settings, longest, len(tasks)))
-    worker = TaskTrainer(source, settings, precision)
+    trainer = TaskTrainer(source, settings, precision)
     data = gather_values_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
-        model_fingerprint(worker.model),
+        model_fingerprint(trainer.model),
         [task.name for task in tasks],
         data,
         asdict(settings),
@@ -139,22 +169,22 @@ def run_rounds(
     )
     if not is_same_in_all_processes([key]):
         raise BadValueError("the base differs between processes: load the same model in each of them.")
-    run = _Run(worker, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
+    run = _Run(trainer, tuple(tasks), blocks, merge, steps_per_round, rounds, progress)
     if overwrite:
-        state.together(functools.partial(_forget, folder), main_only=True)
-    center, trace = state.together(lambda: _resume(folder, key, worker, tasks)) or (worker.start, Trace(()))
+        state.together(functools.partial(_remove_rounds, folder), main_only=True)
+    center, trace = state.together(lambda: _resume(folder, key, trainer, tasks)) or (trainer.start, Trace(()))
     if trace.rounds:  # a run that was stopped between its two files has but the first of them
         state.together(functools.partial(trace.save, folder / TRACE), main_only=True)
     for number in range(len(trace.rounds), rounds):
         # A task that fails in one process fails in all: none waits for its weights.
-        tuned, losses = state.together(functools.partial(run.tune, center, number, folder, base)) or ({}, {})
+        tuned, losses = state.together(functools.partial(run.train_tasks, center, number, folder, base)) or ({}, {})
         center, found = run.merge_updates(center, tuned, number)
         means = gather_values_by_task({task: sum(each) / len(each) for task, each in losses.items()}, len(tasks))
         done = RoundTrace(number + 1, (number + 1) * steps_per_round, tuple(means), **found)
         trace = Trace(trace.tasks, (*trace.rounds, done))
         save = functools.partial(_save_state, folder, key, center, trace)
         state.together(save, main_only=True)
-    worker.put(center)
+    trainer.put(center)
     return trace
 
 
@@ -201,7 +231,7 @@ def _check(tasks: Sequence[Task], rounds: int, steps: int, merge: Merge) -> None
 
 @dataclass(frozen=True)
 class _Run:
-    worker: TaskTrainer
+    trainer: TaskTrainer
     tasks: tuple[Task, ...]
     blocks: Mapping[int, TokenBlocks]
     merge: Merge
@@ -209,27 +239,27 @@ class _Run:
     rounds: int
     progress: bool | None
 
-    def tune(
+    def train_tasks(
         self, center: Weights, number: int, folder: Path, base: Any
     ) -> tuple[dict[int, Weights], dict[int, list[float]]]:
         """One round of this process's tasks: their weights and losses. After the last one their vectors are saved."""
-        worker, done, total = self.worker, number * self.steps, self.rounds * self.steps
+        trainer, done, total = self.trainer, number * self.steps, self.rounds * self.steps
         tuned, losses = {}, {}
         for task, blocks in self.blocks.items():
-            worker.put(center)
-            seed = mixed_seed(worker.settings.seed, task)
-            losses[task] = worker.train(blocks, seed, done, done + self.steps, total, self.progress)
-            tuned[task] = worker.take()
+            trainer.put(center)
+            seed = mixed_seed(trainer.settings.seed, task)
+            losses[task] = trainer.train(blocks, seed, done, done + self.steps, total, self.progress)
+            tuned[task] = trainer.take()
             if number + 1 == self.rounds:
                 name = self.tasks[task].name
-                worker.vector(base, name).save(folder / TASKS / name, overwrite=True)
+                trainer.vector(base, name).save(folder / TASKS / name, overwrite=True)
         return tuned, losses
 
     def options(self, number: int) -> dict[str, Any]:
         """The rule's options in a round: a rule that draws at random gets a seed of the run and the round."""
         given = dict(self.merge.options)
         if "seed" in find_rule(self.merge.rule).options:
-            given["seed"] = mixed_seed(self.worker.settings.seed, number, int(given.get("seed", 0)))
+            given["seed"] = mixed_seed(self.trainer.settings.seed, number, int(given.get("seed", 0)))
         return given
 
     def merge_updates(
@@ -239,26 +269,26 @@ class _Run:
 
         No more than one unit of all tasks is held beside the weights of the process's own tasks.
         """
-        worker, count = self.worker, len(self.tasks)
+        trainer, count = self.trainer, len(self.tasks)
         after: Weights = {}
         task_gram, update_gram = (torch.zeros(count, count, dtype=torch.float64) for _ in range(2))
         lost = whole = 0.0
         labels = [task.name for task in self.tasks]
-        layers, options = layer_count(worker.units), self.options(number)
-        for unit, names in worker.units.items():
+        layers, options = layer_count(trainer.units), self.options(number)
+        for unit, names in trainer.units.items():
             rows = [
                 gather_tensors_by_task({task: weights[n] for task, weights in tuned.items()}, count, center[n])
                 for n in names
             ]
-            start, before = (tuple(weights[name] for name in names) for weights in (worker.start, center))
+            start, before = (tuple(weights[name] for name in names) for weights in (trainer.start, center))
             each = [tuple(stacked[task] for stacked in rows) for task in range(count)]
             changes, updates = (
-                [_folded(unit, worker.change(unit, weights, since)) for weights in each] for since in (start, before)
+                [_folded(unit, trainer.change(unit, weights, since)) for weights in each] for since in (start, before)
             )
             task_gram += measures.gram(unit, changes)
             update_gram += measures.gram(unit, updates)
             merged = combine_parameter(unit, updates, labels, layers, self.merge.rule, **options)
-            moved, discarded, size = worker.moved(unit, before, _folded(unit, merged, self.merge.scale))
+            moved, discarded, size = trainer.moved(unit, before, _folded(unit, merged, self.merge.scale))
             after.update(zip(names, moved, strict=True))
             lost, whole = lost + discarded, whole + size
         task_cosines, task_norms = cosines(task_gram)
@@ -277,7 +307,7 @@ def _folded(unit: str, terms: tuple[Term, ...], scale: float = 1.0) -> tuple[Ter
     return (TaskVector({unit: terms}) * scale).get(unit, ())
 
 
-# Keeping what is done.
+# Saving and resuming.
 
 
 def _key(*parts: Any) -> str:
@@ -293,14 +323,14 @@ def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:
     trace.save(folder / TRACE)
 
 
-def _forget(folder: Path) -> None:
+def _remove_rounds(folder: Path) -> None:
     """Remove what a run has left; nothing else is ours."""
     for path in (folder / STATE, folder / TRACE, *filter(atomic.is_partial, folder.glob(".*"))):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / TASKS, ignore_errors=True)
 
 
-def _resume(folder: Path, key: str, worker: TaskTrainer, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
+def _resume(folder: Path, key: str, trainer: TaskTrainer, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
     """Where an interrupted run was, or the start."""
     path = folder / STATE
     if not path.exists():
@@ -308,16 +338,16 @@ def _resume(folder: Path, key: str, worker: TaskTrainer, tasks: Sequence[Task]) 
             left = {each.name for each in folder.iterdir() if not atomic.is_partial(each)}
             if left - {TASKS, TRACE}:
                 raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty one.")
-        return worker.start, Trace(tuple(task.name for task in tasks))
+        return trainer.start, Trace(tuple(task.name for task in tasks))
     try:
         with safe_open(path, framework="pt") as file:
             found, trace = json.loads(file.metadata()["rounds"])
             if found != key:
                 raise OutputError(
-                    f"{folder.name} holds rounds of another base, other tasks or other settings. Choose another folder, or "
-                    "delete it."
+                    f"{folder.name} holds rounds of another base, other tasks or other settings. Choose another "
+                    "folder, or delete it."
                 )
-            return {name: file.get_tensor(name) for name in worker.start}, Trace.from_json(trace)
+            return {name: file.get_tensor(name) for name in trainer.start}, Trace.from_json(trace)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OutputError):
             raise

@@ -14,16 +14,17 @@ def owner_of_task(task: int) -> int:
 
 
 def owns_task(task: int) -> bool:
+    """Whether a task belongs to this process."""
     return owner_of_task(task) == processes().process_index
 
 
 def gather_tensors_by_task(mine: Mapping[int, torch.Tensor], tasks: int, like: torch.Tensor) -> torch.Tensor:
     """One tensor of every task, stacked, from the processes that each have some: `mine` by the task's number.
 
-    What a process does not have it holds as zeros. So each element is the sum of one number and zeros, which is exact in
-    any order: every number of processes gives the same bits. (A plain all-reduce of the average would move fewer bytes,
-    but round in the order in which processes happen to add, and leave no task's weights to compare or to merge by
-    another rule.)
+    What a process does not have it holds as zeros. So each element is the sum of one number and zeros, which is exact
+    in any order: every number of processes gives the same bits. (A plain all-reduce of the average would move fewer
+    bytes, but round in the order in which processes happen to add, and leave no task's weights to compare or to merge
+    by another rule.)
     """
     stacked = torch.zeros(tasks, *like.shape, dtype=like.dtype)
     for number, tensor in mine.items():

@@ -62,6 +62,7 @@ class TaskTrainer:
         return {name: parameter.detach().cpu().clone() for name, parameter in self._trained.items()}
 
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set the trained weights."""
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(weights[name])
@@ -115,8 +116,10 @@ class TaskTrainer:
     def moved(
         self, unit: str, weights: tuple[torch.Tensor, ...], change: tuple[Term, ...]
     ) -> tuple[tuple[torch.Tensor, ...], float, float]:
-        """The weights after a change, rounded once; with LoRA also the squared norm that its rank has no room for, and
-        that of all there was."""
+        """The weights after a change, rounded once.
+
+        With LoRA also the squared norm of what does not fit into its rank, and that of the whole; 0 and 0 otherwise.
+        """
         if len(weights) == 1:
             out = torch.empty_like(weights[0])
             Sum(tuple(out.shape), change, InMemory(weights[0])).into(out, unit)
@@ -125,8 +128,10 @@ class TaskTrainer:
         return self._factored(unit, terms)
 
     def _factored(self, unit: str, terms: tuple[Term, ...]) -> tuple[tuple[torch.Tensor, ...], float, float]:
-        """Factors of LoRA's rank for a sum: the nearest ones. A direction that it does not need is as LoRA starts: with
-        zeros in B alone, so that it can still be learnt."""
+        """The factors of LoRA's rank that are nearest to a sum.
+
+        A direction that the sum does not need is as LoRA starts: with zeros in B alone, so that it can still be learnt.
+        """
         a, b = (self.start[name].clone() for name in self.units[unit])
         b.zero_()
         kept = TaskVector({unit: terms}).get(unit, ())  # like terms folded

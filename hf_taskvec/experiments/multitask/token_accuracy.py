@@ -26,8 +26,8 @@ def held_out(book: Book, tokenizer: "PreTrainedTokenizerBase", length: int) -> H
     texts = [book.text[s.start : s.end].strip() for s in book.sections if s.split == "held_out"]
     if len(texts) < 2:
         raise BadValueError(
-            f"book {book.name!r} has {len(texts)} held-out section(s), and needs two: one to choose λ by, one to report. "
-            "Use smaller sections, a larger held-out share or a longer book."
+            f"book {book.name!r} has {len(texts)} held-out section(s), and needs two: one to choose λ by, one to "
+            "report. Use smaller sections, a larger held-out share or a longer book."
         )
     return HeldOutBlocks(*(_blocks(texts[half::2], tokenizer, length) for half in (0, 1)))
 

@@ -1,4 +1,13 @@
-"""How alike the books are to the model, before anything is edited: α̂ of eq. (11) between the book to forget and the others."""
+"""How alike the book to forget and the others are, and the λ that follows from it.
+
+Args:
+    forget (`str`):
+        The name of the book to forget.
+    alphas (`dict`):
+        For each other book α̂ with the one to forget, eq. (11).
+    recommendation (`Recommendation`):
+        Theorem 2 for the book to keep that is most like the one to forget.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,13 +69,22 @@ def compare_books(
     protocol: Protocol,
     tokenizer: Any,
 ) -> BookSimilarity:
-    """α̂ of the first book with each other, on held-out passages, and what theory makes of it.
+    """α̂ of the first book with each other, on held-out passages, and the λ that theory recommends for it.
 
     Args:
-        base: θ_0, live.
-        vectors: for each book's name the vector of θ_0 fine-tuned on that book alone.
-        books: the one to forget first.
-        protocol, tokenizer: which passages, and in which tokens.
+        base (`PreTrainedModel`):
+            θ_0, live.
+        vectors (`Mapping`):
+            For each book's name the vector of θ_0 fine-tuned on that book alone.
+        books (`Sequence` of `Book`):
+            The one to forget first.
+        protocol (`Protocol`):
+            Which passages are compared.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Of the model.
+
+    Returns:
+        `BookSimilarity`: α̂ with each other book, and the recommendation.
     """
     first, *others = books
     data = {

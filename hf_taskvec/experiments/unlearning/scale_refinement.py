@@ -9,16 +9,31 @@ from hf_taskvec.evaluation.sweeping import sweep
 def refined_sweep(
     model: Any, edit: Any, scales: list[float], books: Any, *, refine: int, output: Any, **options: Any
 ) -> UnlearningReport:
-    """A sweep over `scales`, refined: the interval in which the forget score crosses the never-seen level is halved
-    `refine` times, and each middle is tried as well.
+    """A sweep over `scales` and `refine` more λ where the book is just forgotten.
 
-    Without that, a coarse grid goes past the level by up to a whole step, and the book is not as if never seen but worse.
-    Like any other, these λ are judged on the choosing half of the passages alone. What was generated is kept in the
-    sweep's store, so each further λ costs only itself.
+    The interval in which the forget score crosses the never-seen level is halved `refine` times, and each middle is
+    tried as well. Without that, a coarse grid goes past the level by up to a whole step, and the book is not as if
+    never seen but worse. Like any other, these λ are judged on the choosing half of the passages alone. What was
+    generated is kept in the sweep's store, so each further λ costs only itself.
 
     Args:
-        model, edit, scales, books, output, options: as for `sweep`.
-        refine (`int`): how many more λ to try.
+        model (`PreTrainedModel`):
+            As for `sweep`.
+        edit (`Any`):
+            As for `sweep`.
+        scales (`list` of `float`):
+            The λ to begin with.
+        books (`Sequence` of `Book`):
+            As for `sweep`.
+        refine (`int`):
+            How many more λ to try.
+        output (`str` or `Path`):
+            The folder for the report; what was generated is kept in `store` inside it.
+        **options (`Any`):
+            As for `sweep`.
+
+    Returns:
+        `UnlearningReport`: Over all λ that were tried.
     """
     scales = list(scales)
     store = options.pop("store", f"{output}/store")

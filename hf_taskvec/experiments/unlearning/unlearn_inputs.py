@@ -1,4 +1,4 @@
-"""What the unlearning experiment starts from: the books, the base model and its tokenizer, checked before any long work."""
+"""What the unlearning experiment starts from: books, base model and tokenizer, checked before any long work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import make_tasks
-from hf_taskvec.evaluation.texts.books import Book, Section
+from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
@@ -21,7 +21,8 @@ from hf_taskvec.experiments.training_stages import json_digest
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.checkpoint import ADAPTER_WEIGHTS, locate, open_checkpoint, open_files, read_json
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from hf_taskvec.models.checkpoint import locate, open_checkpoint, open_files, read_json
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -35,12 +36,18 @@ class UnlearnInputs:
     """Books, model and tokenizer of a run.
 
     Args:
-        books (`tuple[Book, ...]`): with their roles.
-        tokenizer: of the model.
-        base: a folder or Hub id, or the embedded model before its pretraining.
-        general (`Book`, *optional*): what the embedded model is pretrained on.
-        inputs (`dict[str, str]`): the fingerprint of everything that was given, for the record.
-        read (`dict[str, Dataset]`): the blocks of each book that some stage is trained on, by the book's name.
+        books (`tuple` of `Book`):
+            With their roles.
+        tokenizer (`PreTrainedTokenizerBase`):
+            The model's.
+        base (`str`, `Path` or `PreTrainedModel`):
+            A folder or Hub id, or the embedded model before its pretraining.
+        general (`Book`, *optional*):
+            What the embedded model is pretrained on.
+        inputs (`dict`):
+            The fingerprint of everything that was given, for the record.
+        read (`dict`):
+            The blocks of each book that some stage is trained on, by the book's name.
     """
 
     books: tuple[Book, ...]
@@ -58,7 +65,7 @@ class UnlearnInputs:
 
 
 def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
-    """The materials of a run; whatever is missing or does not fit is an error here, before the work."""
+    """What a run starts from. Whatever is missing or does not fit is an error here, before the work."""
     general = None
     base: Any
     if config.embedded:
@@ -81,7 +88,8 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
     context = source.context
     if context is not None and config.block_length > context:
         raise BadValueError(
-            f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
+            f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length "
+            f"{context}."
         )
     check_experiment_memory(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
@@ -101,8 +109,9 @@ def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | 
 
 
 def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
-    found = [*zip(texts.series, ("forget", "aligned"), strict=True), *((book, "retain") for book in texts.unrelated)]
-    return tuple(make_book(written.text, written.name, role, config) for written, role in found)  # type: ignore[arg-type]
+    roles: list[Role] = ["forget", "aligned", *(["retain"] * len(texts.unrelated))]
+    written = zip((*texts.series, *texts.unrelated), roles, strict=True)
+    return tuple(make_book(book.text, book.name, role, config) for book, role in written)
 
 
 def check_books(books: tuple[Book, ...]) -> None:
@@ -112,8 +121,8 @@ def check_books(books: tuple[Book, ...]) -> None:
         if book.text and book.text in seen:
             other = seen[book.text]
             raise BadValueError(
-                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be forgotten "
-                "and kept. Give each role a book of its own."
+                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be "
+                "forgotten and kept. Give each role a book of its own."
             )
         seen[book.text] = book
     if pair := find_overlap([word_runs(book.text) for book in books]):
@@ -146,7 +155,7 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
 def _adapter_content(where: str) -> str:
     """A digest of an adapter that is the same for each copy; a vector's own fingerprint knows the files' stamps."""
     folder, _, _ = locate(where, None, None, ["adapter_*"])
-    settings = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": None}
+    settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}
     return json_digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
 
 
