@@ -14,7 +14,7 @@ from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
-from hf_taskvec.experiments.synthetic_library.book_writer import Library, write_library
+from hf_taskvec.experiments.synthetic_library.book_writer import Library, WrittenBook, write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
 from hf_taskvec.experiments.training_stages import json_digest
@@ -109,9 +109,10 @@ def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | 
 
 
 def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
-    roles: list[Role] = ["forget", "aligned", *(["retain"] * len(texts.unrelated))]
-    written = zip((*texts.series, *texts.unrelated), roles, strict=True)
-    return tuple(make_book(book.text, book.name, role, config) for book, role in written)
+    first, second = texts.series
+    roles: list[tuple[WrittenBook, Role]] = [(first, "forget"), (second, "aligned")]
+    roles += [(book, "retain") for book in texts.unrelated]
+    return tuple(make_book(book.text, book.name, role, config) for book, role in roles)
 
 
 def check_books(books: tuple[Book, ...]) -> None:
