@@ -1,12 +1,6 @@
-"""How alike the book to forget and the others are, and the λ that follows from it.
+"""How alike the books are to the model, before anything is edited.
 
-Args:
-    forget (`str`):
-        The name of the book to forget.
-    alphas (`dict`):
-        For each other book α̂ with the one to forget, eq. (11).
-    recommendation (`Recommendation`):
-        Theorem 2 for the book to keep that is most like the one to forget.
+α̂ of eq. (11) between the book to forget and the others, and the λ that theory recommends for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +24,12 @@ class BookSimilarity:
     """How alike the book to forget and the others are, and the λ that follows from it.
 
     Args:
-        alphas: for each other book α̂ with the one to forget, eq. (11).
-        recommendation: Theorem 2 for the book to keep that is most like the one to forget.
+        forget (`str`):
+            The name of the book to forget.
+        alphas (`dict`):
+            For each other book α̂ with the one to forget, eq. (11).
+        recommendation (`Recommendation`):
+            Theorem 2 for the book to keep that is most like the one to forget.
     """
 
     forget: str

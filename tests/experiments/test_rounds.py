@@ -102,7 +102,7 @@ def test_lora_stays_low_rank_and_tells_what_was_discarded(base: Path, tmp_path: 
 
 
 def test_lora_goes_on_from_the_average(base: Path, tmp_path: Path) -> None:
-    """With room for all directions nothing is lost: the shared factors multiply to the average of the tasks'."""
+    """If the rank holds all directions nothing is lost: the shared factors multiply to the average of the tasks'."""
     run(base, tmp_path / "out", replace(LORA, rank=16), rounds=1)
     mean = combine(task_vectors(tmp_path / "out"), "mean")
     weights = shared_weights(tmp_path / "out")
