@@ -34,6 +34,7 @@ EXPERIMENTS = {
 
 
 def main() -> None:
+    """Measure, print each table, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/theory"), help="folder for the table and the plots"

@@ -25,15 +25,17 @@ from hf_taskvec.experiments.unlearning.scale_refinement import _scale_between
         ({}, None),
     ],
 )
-def test_where_the_sweep_looks_closer(edited: Any, forget: dict[float, float], middle: float | None) -> None:
+def test_the_next_scale_halves_the_interval_in_which_the_book_is_forgotten(
+    edited: Any, forget: dict[float, float], middle: float | None
+) -> None:
     assert _scale_between(candidates(edited.report, forget, 0.3)) == middle
 
 
-def test_without_a_book_to_forget_it_does_not_look_closer(edited: Any) -> None:
+def test_without_a_book_to_forget_there_is_no_next_scale(edited: Any) -> None:
     assert _scale_between(dataclasses.replace(edited.report, choice=None)) is None
 
 
-def test_the_search_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited: Any, tmp_path: Path) -> None:
+def test_the_refined_sweep_halves_the_interval(monkeypatch: pytest.MonkeyPatch, edited: Any, tmp_path: Path) -> None:
     """The forget score is 0.5 + λ/2 here, and 0.3 is the never-seen level: λ = −0.4."""
     asked: list[tuple[list[float], Any]] = []
 

@@ -15,7 +15,7 @@ from hf_taskvec.experiments.unlearning.book_similarity import BookSimilarity
 from hf_taskvec.experiments.unlearning.summary_text import summary_text
 
 
-def test_the_summary_without_a_chosen_scale(edited: Any) -> None:
+def test_the_summary_says_so_if_no_scale_was_chosen(edited: Any) -> None:
     scales = list(edited.report.scales)
     none = candidates(edited.report, {0.0: 0.5, -0.5: 0.4, -1.0: 0.1}, 0.15)
     said = summary_text(none, {}, scales, "vector", {"the report": Path("report.md")})
@@ -39,7 +39,7 @@ def test_what_theory_said_is_in_report_table_and_summary(edited: Any, tmp_path: 
     assert "What theory said" not in report.to_markdown()
 
 
-def test_a_theory_that_recommends_nothing(edited: Any) -> None:
+def test_a_theory_that_recommends_nothing_is_not_judged(edited: Any) -> None:
     theory = BookSimilarity("lamps", {"boats": 0.99}, recommend_scales(0.99)).judged(edited.report)
     assert (theory.verdict, theory.scale, theory.judged) == ("impossible", None, None)
     assert "nearly the same" in theory.verdicts[0] and len(theory.verdicts) == 1

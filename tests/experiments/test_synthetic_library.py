@@ -31,7 +31,7 @@ def test_the_same_seed_writes_the_same_library() -> None:
     assert one == two and one != write_library(6, words=500, general_words=500, unrelated=3)
 
 
-def test_these_very_words() -> None:
+def test_the_words_of_a_seed_stay_the_same_between_versions() -> None:
     """The default experiment's texts are frozen: its published numbers are about them."""
     import hashlib
 
@@ -46,7 +46,7 @@ def test_lengths_are_as_asked(texts: Library) -> None:
     assert 8000 <= len(texts.general.split()) < 8200
 
 
-def test_it_reads_as_sentences(texts: Library) -> None:
+def test_books_are_made_of_sentences(texts: Library) -> None:
     for book in (*texts.series, *texts.unrelated):
         for paragraph in book.text.strip().split("\n\n"):
             if not paragraph.startswith("Chapter "):
@@ -98,7 +98,7 @@ def test_the_volumes_tell_different_scenes(texts: Library) -> None:
     assert not {scene for scene in first & second if not scene.startswith("Chapter")}
 
 
-def test_many_unrelated_books() -> None:
+def test_as_many_unrelated_books_as_there_are_themes() -> None:
     found = write_library(0, words=300, general_words=300, unrelated=len(THEMES) - 1)
     titles = [book.name for book in (*found.series, *found.unrelated)]
     assert len(set(titles)) == len(titles) == len(THEMES) + 1

@@ -61,19 +61,19 @@ def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         ("method: lore", "method='lore' must be one of full, lora"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(TaskVectorError, match=message.replace("?", r"\?")):
         config("--config", str(tmp_path / "mine.yaml"))
 
 
-def test_numbers_that_yaml_takes_for_texts(tmp_path: Path) -> None:
+def test_numbers_that_yaml_takes_for_texts_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("scales: [0, -1e-1, -1]\nmargin: 5e-2\nlora_targets: [q_proj]\nrank: null\n")
     found = config("--config", str(tmp_path / "mine.yaml"))
     assert (found.scales, found.margin, found.lora_targets, found.rank) == ([0.0, -0.1, -1.0], 0.05, ["q_proj"], None)
 
 
-def test_a_file_that_is_missing() -> None:
+def test_a_missing_file_is_told_with_a_suggestion() -> None:
     with pytest.raises(TaskVectorError, match=r"no config 'phi-1_5-ful'. Did you mean 'phi-1_5-full'\?"):
         config("--config", "phi-1_5-ful")
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_missing() -> None:
         (["--epoch-vectors", "--task-vector", "a"], "the task vector is given"),
     ],
 )
-def test_settings_that_make_no_sense(arguments: list[str], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(TaskVectorError, match=message):
         config(*arguments)
 

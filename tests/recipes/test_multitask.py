@@ -87,7 +87,7 @@ def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: MultitaskR
     assert fmean(once.single) > fmean(results.base)
 
 
-def test_what_is_left(results: MultitaskResults, folder: Path) -> None:
+def test_report_plots_and_results_are_written(results: MultitaskResults, folder: Path) -> None:
     out = folder / "out"
     report = (out / "report.md").read_text("utf-8")
     assert results.table() in report and "cos(" not in report
@@ -141,7 +141,9 @@ def test_force_begins_anew(
     assert main(flags(folder / "again", "--rounds", "4", "1", "--force", "true")) == results
 
 
-def test_rounds_that_do_not_fit_into_memory(main: Callable[[list[str]], MultitaskResults], tmp_path: Path) -> None:
+def test_rounds_that_do_not_fit_into_memory_are_refused(
+    main: Callable[[list[str]], MultitaskResults], tmp_path: Path
+) -> None:
     with pytest.raises(TaskVectorError, match="too little memory"):
         main(flags(tmp_path / "large", "--rounds", "1", batch_size=100_000_000))
     assert not (tmp_path / "large" / "stages").exists()
@@ -170,7 +172,9 @@ def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Mul
     assert TaskVector.load(folder / "lora" / "vector").is_low_rank
 
 
-def test_own_books(main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path) -> None:
+def test_own_books_are_the_tasks(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
     texts = write_library(3, words=900, general_words=300, unrelated=2)
     for book in texts.unrelated:
         (folder / f"{book.name}.txt").write_text(book.text)
@@ -187,7 +191,7 @@ def launch_in_folders(folders: Path, *arguments: str) -> None:
     launch.succeed(launch.SUPPORT / "launched_multitask.py", folders, *arguments, processes=2)
 
 
-def test_two_processes_with_a_book_each(
+def test_two_processes_with_a_book_each_agree_with_one(
     main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
 ) -> None:
     """The same results as one process with both; what is wrong with one process's book, both refuse."""

@@ -106,7 +106,7 @@ def test_stable_ranks_of_networks() -> None:
     assert found.shape == (3, 2)
 
 
-def test_the_recipe(tmp_path: Path) -> None:
+def test_the_recipe_writes_its_table_and_figures(tmp_path: Path) -> None:
     result = launch.run(RECIPES / "theory.py", "--quick", "--output", tmp_path, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     claims = json.loads((tmp_path / "theory.json").read_text("utf-8"))

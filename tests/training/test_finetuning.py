@@ -164,7 +164,7 @@ def test_sixteen_bit_weights_are_trained_in_fp32(models: TinyModels, blocks: dat
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_bf16_checkpointing_and_accumulation(
+def test_bf16_checkpointing_and_accumulation_train_the_same_but_for_rounding(
     models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any
 ) -> None:
     base = models.pair("llama", torch.bfloat16).base
@@ -198,7 +198,7 @@ def test_hidden_labels_teach_nothing(base: Path, blocks: datasets.Dataset, tmp_p
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-6)
 
 
-def test_the_tokenizer_comes_along(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_the_tokenizer_is_saved_beside_the_model(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     from support.tiny_books import make_tokenizer
     from transformers import AutoTokenizer
 
@@ -231,7 +231,7 @@ def test_books_become_a_fine_tune(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_every_architecture(
+def test_every_architecture_can_be_trained_by_both_methods(
     models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, architecture: str, method: Any
 ) -> None:
     experts = architecture in EXPERTS
@@ -249,7 +249,7 @@ def test_every_architecture(
 
 
 @pytest.mark.parametrize("progress", [None, False, True])
-def test_the_bar(
+def test_a_progress_bar_is_shown_only_when_asked_for_or_on_a_terminal(
     base: Path, blocks: datasets.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str], progress: bool | None
 ) -> None:
     finetune(base, blocks, QUICK, tmp_path / "out", progress=progress)
@@ -278,7 +278,9 @@ def test_the_same_seed_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_interrupted_again_and_again(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any) -> None:
+def test_a_run_interrupted_again_and_again_gives_the_same_bytes(
+    models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any
+) -> None:
     """A model with dropout, stopped in every second step: the bytes of a run that nothing stopped."""
     base = models.pair("gpt2").base
     assert AutoModelForCausalLM.from_pretrained(base).config.resid_pdrop > 0
@@ -370,7 +372,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(
 # In processes of its own.
 
 
-def test_killed_and_started_again(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_a_killed_run_continues_from_its_last_checkpoint(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     killed = launch.run(SCRIPT, base, tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     left = tmp_path / ".killed.unfinished"
