@@ -26,12 +26,13 @@ from hf_taskvec.algebra.provenance import label_for
 from hf_taskvec.analysis import report_sections as sections
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
-from hf_taskvec.experiments.unlearning.inputs import read_tokenizer
+from hf_taskvec.experiments.book_reading import read_tokenizer
 from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.models.checkpoint import open_checkpoint, split_revision
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
+    """Write the report that these flags, or those of the command line, ask for; where it is."""
     options = parse(arguments)
     names = check(options)
     # All that is given is opened before the work begins.
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="the base model: a folder or a Hub id")
     parser.add_argument("tuned", nargs="+", help="fine-tunes, LoRA adapters or saved task vectors: folders or Hub ids")

@@ -34,6 +34,7 @@ EXPERIMENTS = {
 
 
 def main() -> None:
+    """Measure, print each table, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/theory"), help="folder for the table and the plots"
@@ -57,7 +58,8 @@ def main() -> None:
         print(f"\n{markdown(result.claims)}({name}: {time.perf_counter() - start:.0f} s)", flush=True)
     kept = sum(claim.holds for claim in claims)
     note = "\n\n*Made with `--quick`: too small and too short to say what holds.*" if options.quick else ""
-    text = f"# The theory, measured\n\n{kept} of {len(claims)} claims hold in these measurements.{note}\n\n{markdown(claims)}\n"
+    summary = f"{kept} of {len(claims)} claims hold in these measurements.{note}"
+    text = f"# The theory, measured\n\n{summary}\n\n{markdown(claims)}\n"
     (options.output / "theory.md").write_text(text + "\n\n".join(pictures) + "\n", encoding="utf-8")
     data = json.dumps([asdict(claim) for claim in claims], ensure_ascii=False, indent=1)
     (options.output / "theory.json").write_text(data + "\n", encoding="utf-8")

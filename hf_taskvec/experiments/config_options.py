@@ -20,7 +20,7 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def parse(
+def parse_config(
     kind: type[Config],
     arguments: Sequence[str] | None,
     *,
@@ -32,18 +32,33 @@ def parse(
     """A config from flags, over a YAML file, over the dataclass's defaults.
 
     Args:
-        kind: a dataclass whose fields were made by `option`, one of them `config`.
-        arguments: the command line; the process's own by default.
-        description (`str`): for `--help`.
-        configs (`Path`): the folder of ready YAML files, which may be named without `.yaml`.
-        default (`str`, *optional*): the ready file that is used when none is named ...
-        unless (`Sequence[str]`): ... and none of these fields is given as a flag.
+        kind (`type`):
+            A dataclass whose fields were made by `option`, one of them `config`.
+        arguments (`Sequence` of `str`, *optional*):
+            The command line; the process's own by default.
+        description (`str`):
+            For `--help`.
+        configs (`Path`):
+            The folder of ready YAML files, which may be named without `.yaml`.
+        default (`str`, *optional*):
+            The ready file that is used when none is named ...
+        unless (`Sequence` of `str`, *optional*):
+            ... and none of these fields is given as a flag.
+
+    Returns:
+        `kind`: The config.
+
+    Raises:
+        `MissingFileError`: If there is no such YAML file.
+        `MissingNameError`: If the file has a setting that the config has not.
+        `BadValueError`: If a value is not of its field's type, or makes no sense.
     """
     import argparse
 
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(kind, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # type: ignore[arg-type]
+    with_defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = HfArgumentParser(kind, description=description, formatter_class=with_defaults)  # type: ignore[arg-type]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter if "\n" in description else parser.formatter_class
     given = vars(parser.parse_args(arguments))
     plain = {name: value for name, value in given.items() if value != parser.get_default(name)}

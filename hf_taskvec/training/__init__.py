@@ -1,11 +1,23 @@
 """Fine-tuning on packed blocks of text, full or LoRA: the loop that the recipes share.
 
-```python
-from hf_taskvec.training import TrainingSettings, finetune
+- `finetuning`: `finetune`, a base and blocks of text -> a model or an adapter in a folder.
+- `settings`: `TrainingSettings`, every choice of a run.
+- `memory_estimate`: what a run needs, and whether it fits, before it starts.
+- `trainer_callback`: `TaskVectorCallback`, task vectors of those who train with `transformers.Trainer`.
+- `run_record`: `Finetuned`, the record that a finished run leaves.
+- `saved_state`: the checkpoint of a run in its middle.
+- `training_loop`: batches, gradients, steps and losses.
+- `token_blocks`: blocks of tokens, checked, and their order.
+- `trained_model`: the base opened and loaded, its trained weights gathered and saved.
+- `lora`: factors beside frozen weights.
+- `accelerators`: what the loop needs of an accelerator.
 
-blocks = book.training_blocks(tokenizer, 512)
-tuned = finetune("microsoft/phi-1_5", blocks, TrainingSettings(method="lora"), "outputs/book")
-```
+Example:
+    >>> from hf_taskvec.training import TrainingSettings, finetune
+    >>> blocks = book.training_blocks(tokenizer, 512)  # doctest: +SKIP
+    >>> settings = TrainingSettings(method="lora")
+    >>> tuned = finetune("microsoft/phi-1_5", blocks, settings, "outputs/book")  # doctest: +SKIP
+
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
 
 from hf_taskvec._version import __version__
 from hf_taskvec.application.to_checkpoint import companions
+from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
+from hf_taskvec.filenames import CONFIG, TRAINING_RECORD
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
 from hf_taskvec.models.fingerprints import model_fingerprint
-from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
+from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
-from hf_taskvec.training.memory_estimate import check_training
-from hf_taskvec.training.run_record import RECORD, VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.saved_state import FILE as STATE
-from hf_taskvec.training.saved_state import find_state, load_state, save_state
-from hf_taskvec.training.settings import VERSION, TrainingSettings
+from hf_taskvec.training.memory_estimate import check_training_memory
+from hf_taskvec.training.run_record import VECTORS, Finetuned, is_record_of, write_record
+from hf_taskvec.training.saved_state import STATE_FILE, find_state, load_state, save_state
+from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
 from hf_taskvec.training.token_blocks import read_blocks
 from hf_taskvec.training.trained_model import (
-    Base,
-    check_finite,
+    TrainingBase,
+    check_weights_finite,
     meta_model,
     open_base,
     save_model,
@@ -35,7 +35,7 @@ from hf_taskvec.training.trained_model import (
     training_dtype,
     whole_weights,
 )
-from hf_taskvec.training.training_loop import Loop, start
+from hf_taskvec.training.training_loop import TrainingLoop, start_training
 
 if TYPE_CHECKING:
     import datasets
@@ -49,7 +49,7 @@ def finetune(
     base: "str | Path | PreTrainedModel",
     blocks: "datasets.Dataset",
     settings: TrainingSettings,
-    save_to: str | Path,
+    output: str | Path,
     *,
     tokenizer: Any = None,
     checkpoint_every: int | None = None,
@@ -69,28 +69,56 @@ def finetune(
     in which numbers are summed. On one kind of machine and with one number of processes, the same seed gives the same
     bytes (on a GPU as far as its kernels are deterministic).
 
-    Args:
-        base: a folder, a Hub id, or a live model, which is left as it is.
-        blocks: rows of `input_ids` of one length, as `Book.training_blocks` gives them; `labels` may hide some by −100.
-        settings: every choice of the training.
-        save_to: the folder to write, on a disk that all processes see.
-        tokenizer: saved beside the model; by default a full model takes the tokenizer's files from its base's folder.
-        checkpoint_every: steps between checkpoints; by default one at the end of each epoch. 0 for none. A checkpoint
-            holds the trained weights and AdamW's moments, three times their size in all.
-        vectors: also save the task vector of each epoch, in `vectors/epoch-1` and so on inside the folder.
-        overwrite: replace an earlier output, and an unfinished one of other arguments.
-        progress: show a progress bar; by default on a terminal.
-        accelerator: your own, if the one that `accelerate launch` implies is not what you want.
+    For a model that is larger than one device choose FSDP, version 2, in `accelerate config`; the saved folder is that
+    of an ordinary checkpoint. DeepSpeed was never tried with this loop and is refused.
 
-    Models larger than one device: choose FSDP, version 2, in `accelerate config`; the saved folder is that of an
-    ordinary checkpoint. DeepSpeed was never tried with this loop and is refused.
+    Args:
+        base (`str`, `Path` or `PreTrainedModel`):
+            A folder, a Hub id, or a live model, which is left as it is.
+        blocks (`datasets.Dataset`):
+            Rows of `input_ids` of one length, as `Book.training_blocks` gives them; `labels` may hide some by −100.
+        settings (`TrainingSettings`):
+            Every choice of the training.
+        output (`str` or `Path`):
+            The folder to write, on a disk that all processes see.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Saved beside the model. By default a full model takes the tokenizer's files from its base's folder.
+        checkpoint_every (`int`, *optional*):
+            Steps between checkpoints; by default one at the end of each epoch, and 0 for none. A checkpoint holds the
+            trained weights and AdamW's moments, three times their size in all.
+        vectors (`bool`, *optional*, defaults to `False`):
+            Also save the task vector of each epoch, in `vectors/epoch-1` and so on inside the folder.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Replace an earlier output, and an unfinished one of other arguments.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal only.
+        accelerator (`accelerate.Accelerator`, *optional*):
+            Your own, if the one that `accelerate launch` implies is not what you want.
+
+    Returns:
+        `Finetuned`: The folder that was written, and the losses.
+
+    Raises:
+        `OutputError`: If the folder holds something else, or an output or an unfinished run of other arguments.
+        `DivergedError`: If a loss or a gradient is not a finite number. Nothing is saved then.
+        `UnsupportedError`: If the base is not a causal language model, or the training does not fit into memory.
+        `MismatchError`: If the blocks do not fit the base: another vocabulary, or longer than it reads.
+
+    Example:
+        >>> from hf_taskvec.training import TrainingSettings, finetune
+        >>> blocks = book.training_blocks(tokenizer, 512)  # doctest: +SKIP
+        >>> tuned = finetune("microsoft/phi-1_5", blocks, TrainingSettings(epochs=2), "outputs/book")  # doctest: +SKIP
+        >>> tuned.epoch_losses  # doctest: +SKIP
+        (2.91, 2.64)
+
     """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise BadValueError(f"checkpoint_every={checkpoint_every} must be a number of steps, or 0 for none.")
-    final = Path(save_to).resolve()
-    check_replaceable(final, RECORD, overwrite=True)
+    final = Path(output).resolve()
+    check_replaceable(final, TRAINING_RECORD, overwrite=True)
     accelerator = accelerator or make_accelerator()
     check_accelerator(accelerator)
+    state = processes()
     source = open_base(base)
     if isinstance(source.model, Path) and source.model.resolve() == final:
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -98,26 +126,26 @@ def finetune(
     precision = resolve_precision(settings, accelerator)
     if settings.method == "lora":
         check_targets(meta_model(source.config), settings.targets)
-    check_training(source.config, settings, data.length, accelerator)
+    check_training_memory(source.config, settings, data.length, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
-    key = _key(next(filter(None, gather_object([fingerprint]))), data.digest, asdict(settings), precision, vectors)
-    finished = together(accelerator, lambda: not overwrite and is_record_of(final, key), main_only=True)
-    if any(gather_object([finished])):
+    key = _key(next(filter(None, state.gather(fingerprint))), data.digest, asdict(settings), precision, vectors)
+    finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
+    if any(state.gather(finished)):
         if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
-            (final / STATE).unlink(missing_ok=True)
+            (final / STATE_FILE).unlink(missing_ok=True)
         return Finetuned.load(final)
 
     folder = unfinished(final)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), ExitStack() as output:
+    with torch.random.fork_rng(devices), ExitStack() as folders:
 
         def open_output() -> None:
-            output.enter_context(new_folder(final, RECORD, overwrite, resume=True))
+            folders.enter_context(new_folder(final, TRAINING_RECORD, overwrite, resume=True))
             _tidy(folder, key, overwrite)
 
-        together(accelerator, open_output, main_only=True)
-        loop = start(accelerator, model, data, settings, precision)
+        state.together(open_output, main_only=True)
+        loop = start_training(accelerator, model, data, settings, precision)
         saved = find_state(folder)
         if saved:
             load_state(saved, loop.plain, loop.optimizer)
@@ -127,7 +155,7 @@ def finetune(
         def after_step(done: int) -> None:
             if vectors and done % loop.steps_in_epoch == 0:
                 loop.read_losses()
-                _save_vector(accelerator, base, loop.plain, folder, done // loop.steps_in_epoch)
+                _save_vector(base, loop.plain, folder, done // loop.steps_in_epoch)
             if every and done % every == 0 and done < loop.steps:
                 loop.read_losses()
                 save_state(folder, key, loop.losses, loop.plain, loop.optimizer, write=accelerator.is_main_process)
@@ -141,24 +169,27 @@ def finetune(
         weights = whole_weights(loop.plain, keep=accelerator.is_main_process)
 
         def finish() -> None:
-            check_finite(weights)
+            check_weights_finite(weights)
             save_model(loop.plain, folder, weights)
             if settings.method == "full":
                 _save_companions(source, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             write_record(folder, _record(loop, key, source, vectors, speed))
-            output.close()
+            folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
-            (final / STATE).unlink(missing_ok=True)
+            (final / STATE_FILE).unlink(missing_ok=True)
 
-        together(accelerator, finish, main_only=True)
+        state.together(finish, main_only=True)
     return Finetuned.load(final)
 
 
 def _key(*parts: Any) -> str:
-    """What decides the result: the base's weights, the blocks and the settings; never a path or a number of processes."""
-    return hashlib.sha256(json.dumps([VERSION, *parts], sort_keys=True).encode()).hexdigest()
+    """What decides the result: the base's weights, the blocks and the settings.
+
+    Never a path or a number of processes.
+    """
+    return hashlib.sha256(json.dumps([SETTINGS_VERSION, *parts], sort_keys=True).encode()).hexdigest()
 
 
 def _tidy(folder: Path, key: str, overwrite: bool) -> None:
@@ -173,31 +204,31 @@ def _tidy(folder: Path, key: str, overwrite: bool) -> None:
             f"{folder.name} holds an unfinished run of another base, other blocks or other settings (after step "
             f"{saved.step}). Use the same to continue it, pass overwrite=True to discard it, or choose another folder."
         )
-    needed = {STATE, VECTORS} if continues else set()
+    needed = {STATE_FILE, VECTORS} if continues else set()
     for path in [*folder.iterdir(), *folder.glob(f"{VECTORS}/.*")]:
         if path.name not in needed and path.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _save_vector(accelerator: "Accelerator", base: Any, model: Any, folder: Path, epoch: int) -> None:
+def _save_vector(base: Any, model: Any, folder: Path, epoch: int) -> None:
     """The task vector of an epoch."""
-    weights = whole_weights(model, keep=accelerator.is_main_process)
+    weights = whole_weights(model, keep=processes().is_main_process)
     target = folder / VECTORS / f"epoch-{epoch}"
-    together(accelerator, lambda: save_vector(model, weights, base, target), main_only=True)
+    processes().together(lambda: save_vector(model, weights, base, target), main_only=True)
 
 
-def _save_companions(source: Base, folder: Path, with_tokenizer: bool) -> None:
+def _save_companions(source: TrainingBase, folder: Path, with_tokenizer: bool) -> None:
     """What belongs to a model beside its weights and its configuration, as it is in the base's folder."""
     if not isinstance(source.model, Path):
         return
     for path in companions(source.model):
-        if path.name == "generation_config.json" or (with_tokenizer and path.name != "config.json"):
+        if path.name == "generation_config.json" or (with_tokenizer and path.name != CONFIG):
             target = folder / path.relative_to(source.model)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
 
 
-def _record(loop: Loop, key: str, source: Base, vectors: bool, speed: float) -> dict[str, Any]:
+def _record(loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, speed: float) -> dict[str, Any]:
     epochs = loop.settings.epochs
     return {
         "library": f"hf_taskvec {__version__}",

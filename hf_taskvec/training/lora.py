@@ -68,6 +68,6 @@ def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None)
         wrong = [name for name in found if name not in adaptable]
         if wrong:
             raise UnsupportedError(
-                f"the target {target!r} matches {wrong[0]}, a {type(modules[wrong[0]]).__name__}. LoRA adapts linear layers "
-                f"and embeddings: {some(known, 12)}."
+                f"the target {target!r} matches {wrong[0]}, a {type(modules[wrong[0]]).__name__}. LoRA adapts linear "
+                f"layers and embeddings: {some(known, 12)}."
             )

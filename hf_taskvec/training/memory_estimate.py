@@ -8,9 +8,10 @@ import torch
 from accelerate.utils import DistributedType
 
 from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.sizes import memory_size
 from hf_taskvec.training.accelerators import resolve_precision
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 from hf_taskvec.training.trained_model import meta_model, training_dtype
 
 if TYPE_CHECKING:
@@ -30,8 +31,18 @@ _LOGITS = 20
 class MemoryEstimate:
     """The bytes that one process needs to train, by their use.
 
-    The first three are counted, parameter by parameter; the activations are a rule of thumb. Phi and Llama of 20 million
-    parameters on a CPU took between as much as the total and 40 % more.
+    The first three are counted, parameter by parameter; the activations are a rule of thumb. Phi and Llama of 20
+    million parameters on a CPU took between as much as the total and 40 % more.
+
+    Args:
+        weights (`int`):
+            Of all weights, trained or frozen.
+        gradients (`int`):
+            Of the trained ones, with the copies that processes exchange.
+        optimizer (`int`):
+            AdamW's two moments.
+        activations (`int`):
+            What the forward pass keeps for the backward pass.
     """
 
     weights: int
@@ -41,24 +52,14 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
+        """All of it."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer", "activations")
-        return f"{size(self.total)} ({', '.join(f'{part} {size(getattr(self, part))}' for part in parts)})"
-
-
-def size(count: float) -> str:
-    """A number of bytes as people write it.
-
-    >>> size(3.2e9)
-    '3.0 GiB'
-    """
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        return (
+            f"{memory_size(self.total)} ({', '.join(f'{part} {memory_size(getattr(self, part))}' for part in parts)})"
+        )
 
 
 def estimate_memory(
@@ -66,24 +67,39 @@ def estimate_memory(
     settings: TrainingSettings,
     block_length: int,
     *,
-    precision: str = "fp32",
+    precision: ComputePrecision = "fp32",
     processes: int = 1,
     sharded: bool = False,
 ) -> MemoryEstimate:
     """What one process needs for training; no weight is loaded or created.
 
     Args:
-        model: a configuration, or a model (on the meta device, say).
-        settings: of the training; its `precision` counts if it is not `"auto"`.
-        block_length: tokens in a block.
-        precision (`"fp32"` or `"bf16"`): what `"auto"` stands for.
-        processes: among how many the batch is split.
-        sharded: whether they also split weights, gradients and moments (FSDP).
+        model (`PreTrainedConfig` or `PreTrainedModel`):
+            A configuration, or a model (on the meta device, for instance).
+        settings (`TrainingSettings`):
+            Of the training; its `precision` counts if it is not `"auto"`.
+        block_length (`int`):
+            Tokens in a block.
+        precision (`"fp32"` or `"bf16"`, *optional*, defaults to `"fp32"`):
+            What `"auto"` stands for.
+        processes (`int`, *optional*, defaults to 1):
+            Among how many the batch is split.
+        sharded (`bool`, *optional*, defaults to `False`):
+            Whether they also split weights, gradients and moments (FSDP).
+
+    Returns:
+        `MemoryEstimate`: The bytes, by their use.
+
+    Example:
+        >>> from transformers import PhiConfig
+        >>> str(estimate_memory(PhiConfig(), TrainingSettings(method="lora", batch_size=1), 512))
+        '9.7 GiB (weights 5.4 GiB, gradients 108.0 MiB, optimizer 216.0 MiB, activations 4.0 GiB)'
+
     """
-    precision = precision if settings.precision == "auto" else settings.precision
+    used: ComputePrecision = precision if settings.precision == "auto" else settings.precision
     config = model.config if isinstance(model, torch.nn.Module) else model
     shape = meta_model(config)
-    frozen_bytes = training_dtype(config, settings, precision).itemsize
+    frozen_bytes = training_dtype(config, settings, used).itemsize
     if settings.method == "lora":
         with torch.random.fork_rng([]):
             shape = add_lora(shape, settings)
@@ -96,7 +112,7 @@ def estimate_memory(
     text = config.get_text_config()
     batch = settings.micro_batch_size or -(-settings.batch_size // processes)
     tokens = min(batch, settings.batch_size) * block_length
-    kept = tokens * text.hidden_size * _KEPT[settings.method] * (1 if precision == "bf16" else 2)
+    kept = tokens * text.hidden_size * _KEPT[settings.method] * (1 if used == "bf16" else 2)
     inputs = tokens * text.hidden_size * 4 * text.num_hidden_layers
     layers = inputs + kept if settings.gradient_checkpointing else kept * text.num_hidden_layers
     return MemoryEstimate(
@@ -107,7 +123,7 @@ def estimate_memory(
     )
 
 
-def check_training(
+def check_training_memory(
     model: "PreTrainedConfig | PreTrainedModel",
     settings: TrainingSettings,
     block_length: int,
@@ -116,8 +132,14 @@ def check_training(
     """Refuse a training that does not fit into the memory of the accelerator's devices, shared or sharded as it says.
 
     Args:
-        model, settings, block_length: as for `estimate_memory`.
-        accelerator: of the run; a bare `PartialState` knows neither of FSDP nor of the precision.
+        model (`PreTrainedConfig` or `PreTrainedModel`):
+            As for `estimate_memory`.
+        settings (`TrainingSettings`):
+            Of the training.
+        block_length (`int`):
+            Tokens in a block.
+        accelerator (`accelerate.Accelerator`):
+            Of the run; a bare `PartialState` knows neither of FSDP nor of the precision.
     """
     estimate = estimate_memory(
         model,
@@ -156,15 +178,24 @@ def check_memory(estimate: MemoryEstimate, device: torch.device, free: float | N
     """Refuse a run that does not fit. The estimate is a low one, so what passes may still fail.
 
     Args:
-        free: the free bytes, if known better.
-        sharing: how many processes of the run draw on the same memory.
+        estimate (`MemoryEstimate`):
+            What one process needs.
+        device (`torch.device`):
+            Where it trains.
+        free (`float`, *optional*):
+            The free bytes, if known better than by asking the device.
+        sharing (`int`, *optional*, defaults to 1):
+            How many processes of the run use the same memory.
+
+    Raises:
+        `UnsupportedError`: If there is too little memory.
     """
     free = free_memory(device) if free is None else free
     if estimate.total * sharing <= free:
         return
     each = f" in each of {sharing} processes" if sharing > 1 else ""
     raise UnsupportedError(
-        f"too little memory: training needs about {estimate}{each}, and {size(free)} are free on {device.type}. Use "
-        "method='lora', a smaller micro_batch_size, gradient_checkpointing=True, shorter blocks, or FSDP over several "
-        "devices."
+        f"too little memory: training needs about {estimate}{each}, and {memory_size(free)} are free on {device.type}. "
+        "Use method='lora', a smaller micro_batch_size, gradient_checkpointing=True, shorter blocks, or FSDP over "
+        "several devices."
     )

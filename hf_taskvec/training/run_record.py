@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec.errors import CorruptFileError
+from hf_taskvec.filenames import TRAINING_RECORD
 from hf_taskvec.models.checkpoint import read_json
 
-RECORD = "training.json"
 VECTORS = "vectors"
 
 
@@ -17,12 +17,18 @@ class Finetuned:
     """A finished fine-tuning run.
 
     Args:
-        folder: a complete model (full) or a PEFT adapter (LoRA).
-        losses: the mean loss of each step, in nats per token.
-        epoch_losses: the mean of each epoch, while it was trained.
-        steps: how many steps of the optimiser were made.
-        tokens_per_second: of the run that finished it, over all processes.
-        vectors: the task vector of each epoch, if they were asked for.
+        folder (`Path`):
+            A complete model (full) or a PEFT adapter (LoRA).
+        losses (`tuple` of `float`):
+            The mean loss of each step, in nats per token.
+        epoch_losses (`tuple` of `float`):
+            The mean of each epoch, while it was trained.
+        steps (`int`):
+            How many steps of the optimiser were made.
+        tokens_per_second (`float`):
+            Of the run that finished it, over all processes.
+        vectors (`tuple` of `Path`, *optional*):
+            The task vector of each epoch, if they were asked for.
     """
 
     folder: Path
@@ -34,9 +40,21 @@ class Finetuned:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Finetuned":
-        """The record of a finished run in a folder."""
+        """The record of a finished run in a folder.
+
+        Args:
+            folder (`str` or `Path`):
+                What `finetune` has written.
+
+        Returns:
+            `Finetuned`: The run.
+
+        Raises:
+            `MissingFileError`: If the folder holds no such record.
+            `CorruptFileError`: If the record is damaged.
+        """
         folder = Path(folder)
-        data = read_json(folder / RECORD)
+        data = read_json(folder / TRAINING_RECORD)
         try:
             return cls(
                 folder=folder,
@@ -47,13 +65,16 @@ class Finetuned:
                 vectors=tuple(folder / VECTORS / name for name in data["vectors"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(f"{RECORD} in {folder.name} is damaged ({error!r}). Train again.") from None
+            raise CorruptFileError(f"{TRAINING_RECORD} in {folder.name} is damaged ({error!r}). Train again.") from None
 
 
 def write_record(folder: Path, data: dict[str, Any]) -> None:
-    (folder / RECORD).write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    """Write the record of a run into its folder."""
+    (folder / TRAINING_RECORD).write_text(
+        json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8"
+    )
 
 
 def is_record_of(folder: Path, key: str) -> bool:
     """Whether a folder holds the finished run of a key."""
-    return (folder / RECORD).exists() and read_json(folder / RECORD).get("key") == key
+    return (folder / TRAINING_RECORD).exists() and read_json(folder / TRAINING_RECORD).get("key") == key

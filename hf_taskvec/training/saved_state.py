@@ -4,7 +4,6 @@ The file is safetensors, so nothing of it is executed when it is read. Everythin
 learning rate, the order of the blocks, the random numbers, is a function of the settings and the step.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +13,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from hf_taskvec import atomic
 from hf_taskvec.errors import CorruptFileError, OutputError
-from hf_taskvec.training.accelerators import assign, whole
+from hf_taskvec.training.accelerators import assign_tensor, whole_tensor
 
-FILE = "checkpoint.safetensors"
+STATE_FILE = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """A checkpoint on disk: whose it is and how far it got."""
 
     path: Path
@@ -30,18 +30,19 @@ class Saved:
 
     @property
     def step(self) -> int:
+        """How many steps were done."""
         return len(self.losses)
 
 
-def find_state(folder: Path) -> Saved | None:
+def find_state(folder: Path) -> SavedState | None:
     """The checkpoint of a folder, if there is one."""
-    path = folder / FILE
+    path = folder / STATE_FILE
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             losses = tuple(file.get_tensor("losses").tolist())
-            return Saved(path, file.metadata()["key"], losses)
+            return SavedState(path, file.metadata()["key"], losses)
     except (SafetensorError, OSError, KeyError, TypeError) as error:
         raise CorruptFileError(
             f"the checkpoint in {folder.name} is damaged ({error}). Delete that folder to start anew."
@@ -63,22 +64,18 @@ def save_state(
             continue
         found = {"weight": parameter.data, **optimizer.state[parameter]}
         for part, tensor in found.items():
-            value = whole(tensor)
+            value = whole_tensor(tensor)
             if write:
                 tensors[f"{part}/{name}"] = value.cpu().contiguous()
     if not write:
         return
-    partial = folder / f"{FILE}.partial"
-    with writing(folder):
+    with writing_safetensors(folder), atomic.replacing(folder / STATE_FILE) as partial:
         save_file(tensors, partial, metadata={"key": key})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(folder / FILE)
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Tells what safetensors could not write as one of our errors: it has an exception of its own for a full disk."""
+def writing_safetensors(folder: Path) -> Iterator[None]:
+    """Turn what safetensors raises, on a full disk for instance, into one of our errors."""
     try:
         yield
     except SafetensorError as error:
@@ -87,17 +84,17 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def load_state(saved: Saved, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def load_state(saved: SavedState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put model and optimiser where the checkpoint was, whatever the number of processes then and now."""
     with safe_open(saved.path, framework="pt") as file:
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            assign(parameter.data, file.get_tensor(f"weight/{name}"))
+            assign_tensor(parameter.data, file.get_tensor(f"weight/{name}"))
             state = optimizer.state[parameter]
             state["step"] = (
                 file.get_tensor(f"step/{name}").clone().to(parameter.device)
             )  # what is read is a mapped file
             for part in ("exp_avg", "exp_avg_sq"):
                 state[part] = torch.zeros_like(parameter.data)
-                assign(state[part], file.get_tensor(f"{part}/{name}"))
+                assign_tensor(state[part], file.get_tensor(f"{part}/{name}"))

@@ -6,38 +6,64 @@ from typing import Literal, get_args
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 
-VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
+SETTINGS_VERSION = 1  # of what the settings mean: another number, and no earlier run is continued
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16"]
+ComputePrecision = Literal["fp32", "bf16"]  # what "auto" stands for on a machine
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The choices of a fine-tuning run.
+    """The choices of a fine-tuning run, checked when they are made.
 
     Args:
-        method (`"full"` or `"lora"`): train every weight, or low-rank factors beside the frozen ones.
-        epochs (`int`): how often each block is seen.
-        learning_rate (`float`): the highest one, reached after the warm-up. The default suits LoRA and small models;
-            a full fine-tune of a model of a billion parameters wants about `1e-5`.
-        batch_size (`int`): blocks in one step of the optimiser, over *all* processes.
-        micro_batch_size (`int`, *optional*): blocks in one forward pass of one process; gradients are accumulated
-            until the batch is complete. By default a process takes its share of the batch in one pass.
-        weight_decay (`float`): AdamW's, on matrices and embeddings; biases and norms have none. On by default: merging
-            by sums rests on it (Kuzborskij and Abbasi-Yadkori, "Low-rank bias, weight decay, and model merging").
-        warmup (`float`): the share of all steps in which the learning rate rises.
-        schedule (`"cosine"`, `"linear"` or `"constant"`): how the learning rate falls, to zero or not at all.
-        max_grad_norm (`float`): longer gradients are clipped to this norm.
-        precision (`"auto"`, `"fp32"` or `"bf16"`): of the forward and backward passes; the trained weights are fp32
-            always. `"auto"` is what `accelerate config` says, else bf16 where a GPU supports it, else fp32.
-        gradient_checkpointing (`bool`): compute activations twice instead of keeping them.
-        seed (`int`): of the order of the blocks, the dropout and LoRA's first factor.
-        rank (`int`): of LoRA's factors.
-        alpha (`float`, *optional*): LoRA's scale is `alpha / rank`; by default `2 * rank`, so a scale of 2.
-        dropout (`float`): of LoRA's input.
-        targets (`tuple` of `str` or `str`, *optional*): the modules that LoRA adapts: ends of their names, or one
-            regular expression for whole names. By default every linear layer but the output head.
+        method (`"full"` or `"lora"`, *optional*, defaults to `"full"`):
+            Train every weight, or low-rank factors beside the frozen ones.
+        epochs (`int`, *optional*, defaults to 3):
+            How often each block is seen.
+        learning_rate (`float`, *optional*, defaults to 1e-4):
+            The highest one, reached after the warm-up. The default suits LoRA and small models; a full fine-tune of a
+            model of a billion parameters wants about `1e-5`.
+        batch_size (`int`, *optional*, defaults to 8):
+            Blocks in one step of the optimiser, over *all* processes.
+        micro_batch_size (`int`, *optional*):
+            Blocks in one forward pass of one process; gradients are accumulated until the batch is complete. By
+            default a process takes its share of the batch in one pass.
+        weight_decay (`float`, *optional*, defaults to 0.1):
+            AdamW's, on matrices and embeddings; biases and norms have none. On by default: merging by sums rests on it
+            (Kuzborskij and Abbasi-Yadkori, "Low-rank bias, weight decay, and model merging").
+        warmup (`float`, *optional*, defaults to 0.05):
+            The share of all steps in which the learning rate rises.
+        schedule (`"cosine"`, `"linear"` or `"constant"`, *optional*, defaults to `"cosine"`):
+            How the learning rate falls, to zero or not at all.
+        max_grad_norm (`float`, *optional*, defaults to 1.0):
+            Longer gradients are clipped to this norm.
+        precision (`"auto"`, `"fp32"` or `"bf16"`, *optional*, defaults to `"auto"`):
+            Of the forward and backward passes; the trained weights are fp32 always. `"auto"` is what
+            `accelerate config` says, else bf16 where a GPU supports it, else fp32.
+        gradient_checkpointing (`bool`, *optional*, defaults to `False`):
+            Compute activations twice instead of keeping them.
+        seed (`int`, *optional*, defaults to 0):
+            Of the order of the blocks, the dropout and LoRA's first factor.
+        rank (`int`, *optional*, defaults to 32):
+            Of LoRA's factors.
+        alpha (`float`, *optional*):
+            LoRA's scale is `alpha / rank`; by default `2 * rank`, so a scale of 2.
+        dropout (`float`, *optional*, defaults to 0.0):
+            Of LoRA's input.
+        targets (`tuple` of `str`, or `str`, *optional*):
+            The modules that LoRA adapts: ends of their names, or one regular expression for whole names. By default
+            every linear layer but the output head.
+
+    Raises:
+        `BadValueError`: If a number makes no sense.
+        `MissingNameError`: If there is no such method, schedule or precision.
+
+    Example:
+        >>> TrainingSettings(method="lora", learning_rate=2e-4).rank
+        32
+
     """
 
     method: Method = "full"
@@ -85,11 +111,22 @@ class TrainingSettings:
             object.__setattr__(self, "targets", tuple(self.targets))
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of a step (from 0) of `steps`: a function of nothing else, so it needs no state.
+        """The learning rate of a step: a function of nothing else, so it needs no state.
 
-        >>> settings = TrainingSettings(learning_rate=1.0, warmup=0.2, schedule="linear")
-        >>> [round(settings.learning_rate_at(step, 10), 2) for step in range(10)]
-        [0.33, 0.67, 1.0, 0.88, 0.75, 0.62, 0.5, 0.38, 0.25, 0.12]
+        Args:
+            step (`int`):
+                The step, from 0.
+            steps (`int`):
+                How many there are.
+
+        Returns:
+            `float`: The learning rate.
+
+        Example:
+            >>> settings = TrainingSettings(learning_rate=1.0, warmup=0.2, schedule="linear")
+            >>> [round(settings.learning_rate_at(step, 10), 2) for step in range(10)]
+            [0.33, 0.67, 1.0, 0.88, 0.75, 0.62, 0.5, 0.38, 0.25, 0.12]
+
         """
         rising = round(self.warmup * steps)
         if step < rising:

@@ -15,7 +15,7 @@ IGNORED = -100  # the label of a token that is not to be learnt, as everywhere i
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TokenBlocks:
     """Token ids and labels, one row for each block."""
 
     ids: torch.Tensor
@@ -26,6 +26,7 @@ class Blocks:
 
     @property
     def length(self) -> int:
+        """Tokens in each block."""
         return self.ids.shape[1]
 
     @property
@@ -41,7 +42,7 @@ class Blocks:
         return int((self.labels[rows, 1:] != IGNORED).sum())
 
 
-def read_blocks(blocks: "datasets.Dataset", vocabulary: int, context: int | None) -> Blocks:
+def read_blocks(blocks: "datasets.Dataset", vocabulary: int, context: int | None) -> TokenBlocks:
     """The blocks of a data set, refused if the model cannot learn from them.
 
     Its column `input_ids` holds lists of one length; `labels`, where there is such a column, may hide tokens by −100.
@@ -81,7 +82,7 @@ def read_blocks(blocks: "datasets.Dataset", vocabulary: int, context: int | None
             )
     if "attention_mask" in blocks.column_names and not bool(_matrix(blocks, "attention_mask").all()):
         raise BadValueError("some blocks are padded (attention_mask has zeros). Pack the text into full blocks.")
-    return Blocks(ids, labels)
+    return TokenBlocks(ids, labels)
 
 
 def _matrix(blocks: "datasets.Dataset", column: str) -> torch.Tensor:
@@ -97,22 +98,22 @@ def _matrix(blocks: "datasets.Dataset", column: str) -> torch.Tensor:
     return torch.from_numpy(rows.astype("int64"))
 
 
-def mix(*parts: int) -> int:
+def mixed_seed(*parts: int) -> int:
     """One seed from several numbers, so that neighbours have nothing in common."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
     """The order of the blocks in an epoch: of the seed and the epoch only, whatever happened before."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed_seed(seed, epoch)))
 
 
-def share(rows: torch.Tensor, rank: int, processes: int, micro: int) -> list[torch.Tensor]:
+def process_micro_batches(rows: torch.Tensor, rank: int, processes: int, size: int) -> list[torch.Tensor]:
     """A process's part of one batch, in micro-batches: as many for every process, some perhaps empty.
 
-    >>> [[list(map(int, part)) for part in share(torch.arange(5), rank, 2, 2)] for rank in (0, 1)]
+    >>> [[list(map(int, part)) for part in process_micro_batches(torch.arange(5), rank, 2, 2)] for rank in (0, 1)]
     [[[0, 2], [4]], [[1, 3], []]]
     """
     mine = rows[rank::processes]
     largest = -(-len(rows) // processes)
-    return [mine[start : start + micro] for start in range(0, largest, micro)]
+    return [mine[start : start + size] for start in range(0, largest, size)]

@@ -16,19 +16,20 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
+from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
-from hf_taskvec.training.accelerators import whole
-from hf_taskvec.training.saved_state import writing
-from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.accelerators import whole_tensor
+from hf_taskvec.training.saved_state import writing_safetensors
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Base:
+class TrainingBase:
     """A model to start from: files in a folder, or a live model that stays as it is."""
 
     model: "Path | PreTrainedModel"
@@ -42,6 +43,7 @@ class Base:
 
     @property
     def vocabulary(self) -> int:
+        """How many tokens the model knows."""
         return self.config.get_text_config().vocab_size
 
     def load(self, dtype: torch.dtype) -> "PreTrainedModel":
@@ -49,7 +51,7 @@ class Base:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         model: Any
-        with no_bars():
+        with without_progress_bars():
             if isinstance(self.model, Path):
                 model = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
             else:
@@ -63,7 +65,7 @@ class Base:
         return model
 
 
-def open_base(base: "str | Path | PreTrainedModel") -> Base:
+def open_base(base: "str | Path | PreTrainedModel") -> TrainingBase:
     """The base of a training run, refused if it is not a causal language model of plain weights."""
     from transformers import AutoConfig, PreTrainedModel
 
@@ -77,7 +79,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
         except ValueError as error:
             raise UnsupportedError(f"{checkpoint.name}: transformers does not know this model ({error}).") from None
         _check_causal(config, checkpoint.name, checkpoint.config.get("architectures"))
-        return Base(checkpoint.folder, config, checkpoint.record())
+        return TrainingBase(checkpoint.folder, config, checkpoint.record())
     if is_peft_model(base):
         raise UnsupportedError("the base is wrapped by PEFT. Call merge_and_unload() first, or give its base model.")
     if not isinstance(base, PreTrainedModel):
@@ -88,7 +90,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> Base:
         raise UnsupportedError(f"{where} has no output head: it is not a causal language model.")
     if any(not parameter.is_floating_point() for parameter in base.parameters()):
         raise UnsupportedError(f"{where} is quantised. Load it in bf16, fp16 or fp32 to train it.")
-    return Base(base, base.config, live_checkpoint(base).record())
+    return TrainingBase(base, base.config, live_checkpoint(base).record())
 
 
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
@@ -99,7 +101,7 @@ def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
-def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, precision: str) -> torch.dtype:
+def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, precision: ComputePrecision) -> torch.dtype:
     """What the weights are held in: fp32 where they are trained; frozen ones that are stored in bf16 may stay so."""
     stays = settings.method == "lora" and precision == "bf16" and config.dtype == torch.bfloat16
     return torch.bfloat16 if stays else torch.float32
@@ -128,13 +130,13 @@ def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]
         if only_trained and not tensor.requires_grad:
             continue
         if id(tensor) not in seen:
-            value = whole(tensor)
+            value = whole_tensor(tensor)
             seen[id(tensor)] = value.cpu() if keep else None
         weights[name] = seen[id(tensor)]
     return weights if keep else {}
 
 
-def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
+def check_weights_finite(weights: Mapping[str, torch.Tensor]) -> None:
     """Refuse weights that the very last step ruined: of all others, the next loss tells."""
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -146,12 +148,12 @@ def check_finite(weights: Mapping[str, torch.Tensor]) -> None:
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """A model folder (or, of a `PeftModel`, an adapter folder) with the given weights."""
     options = {"save_embedding_layers": False} if is_peft_model(model) else {}
-    with no_bars(), writing(folder):
+    with without_progress_bars(), writing_safetensors(folder):
         model.save_pretrained(folder, state_dict=dict(weights), **options)
     if not is_peft_model(model):
         return
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a card, which tells nothing of this run
-    path = folder / "adapter_config.json"
+    path = folder / ADAPTER_CONFIG
     config = json.loads(path.read_text("utf-8"))
     config["base_model_name_or_path"] = config["base_model_name_or_path"] or None
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -174,7 +176,7 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Without transformers' own progress bars, which know nothing of terminals and of ours."""
     from transformers.utils import logging
 

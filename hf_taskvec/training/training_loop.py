@@ -5,18 +5,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from hf_taskvec.errors import DivergedError
-from hf_taskvec.training.accelerators import whole
+from hf_taskvec.training.accelerators import TrainingAccelerator, whole_tensor
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.settings import TrainingSettings
-from hf_taskvec.training.token_blocks import IGNORED, Blocks, epoch_order, mix, share
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
+from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, epoch_order, mixed_seed, process_micro_batches
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 # Reading a loss from a GPU waits for it; so there it is done for several steps at once.
 _STEPS_BETWEEN_READING = {"cpu": 1}
@@ -34,26 +36,28 @@ def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
 
 
-def start(accelerator: Accelerator, model: Any, blocks: Blocks, settings: TrainingSettings, precision: str) -> "Loop":
+def start_training(
+    accelerator: "Accelerator", model: Any, blocks: TokenBlocks, settings: TrainingSettings, precision: ComputePrecision
+) -> "TrainingLoop":
     """A loop before its first step, over all processes."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if settings.method == "lora":
         model = add_lora(model, settings)
     model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-    return Loop(accelerator, model, optimizer, blocks, settings, precision)
+    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision)
 
 
 @dataclass
-class Loop:
-    """A training run in motion."""
+class TrainingLoop:
+    """A training run: its model and optimiser, and the losses so far."""
 
-    accelerator: Accelerator
+    accelerator: TrainingAccelerator
     model: Any
     optimizer: Any
-    blocks: Blocks
+    blocks: TokenBlocks
     settings: TrainingSettings
-    precision: str
+    precision: ComputePrecision
     losses: list[float] = field(default_factory=list)
     #: how many steps there are, if not as many as the epochs have
     total: int | None = None
@@ -62,10 +66,12 @@ class Loop:
 
     @property
     def steps_in_epoch(self) -> int:
+        """Steps of the optimiser in one epoch; its last batch may be smaller."""
         return -(-len(self.blocks) // self.settings.batch_size)
 
     @property
     def steps(self) -> int:
+        """Steps of the optimiser in all."""
         return self.total or self.settings.epochs * self.steps_in_epoch
 
     @property
@@ -105,13 +111,13 @@ class Loop:
         accelerator, settings = self.accelerator, self.settings
         rank, processes = accelerator.process_index, accelerator.num_processes
         # Random numbers (dropout) are those of the step, so a resumed run has them without storing anything.
-        torch.manual_seed(mix(settings.seed, step, rank))
+        torch.manual_seed(mixed_seed(settings.seed, step, rank))
         rate = settings.learning_rate_at(step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         targets = max(1, self.blocks.targets(rows))
         micro = settings.micro_batch_size or -(-settings.batch_size // processes)
-        parts = share(rows, rank, processes, micro)
+        parts = process_micro_batches(rows, rank, processes, micro)
         total = torch.zeros((), device=accelerator.device)
         for number, part in enumerate(parts, 1):
             last = number == len(parts)
@@ -123,7 +129,7 @@ class Loop:
         norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._unread.append(torch.stack([total, whole(norm).to(total.device)]))
+        self._unread.append(torch.stack([total, whole_tensor(norm).to(total.device)]))
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -131,8 +137,8 @@ class Loop:
     def _loss(self, part: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The summed loss of a micro-batch.
 
-        A process whose share is empty goes through the motions with a block of which nothing counts: the others
-        wait for it when gradients (and, sharded, weights) are exchanged.
+        A process whose share is empty computes a block of which nothing counts: the others wait for it when gradients
+        (and, sharded, weights) are exchanged.
         """
         device = self.accelerator.device
         ids, labels = (self.blocks.ids[part], self.blocks.labels[part])
@@ -157,7 +163,7 @@ class Loop:
         """Bring the losses up to date, and stop if one is not a number. All processes find the same."""
         if not self._unread:
             return
-        # Each process has its share of a loss. The norms are the same in all; summed, they differ nowhere in being finite.
+        # Each process has its share of a loss. The norms are the same in all: their sum is finite where each is.
         numbers = self.accelerator.reduce(torch.stack(self._unread), "sum")
         self._unread.clear()
         for loss, norm in numbers.tolist():

@@ -151,7 +151,7 @@ def _ranks(quick: bool) -> list[float | None]:
 
 
 def _merging(quick: bool) -> dict[str, tuple[float, float]]:
-    """Own and merged losses, the mean of several draws. Orthogonal inputs live in two halves of the space."""
+    """Own and merged losses, the mean of several draws. Orthogonal inputs lie in two halves of the space."""
     size, samples, decay = 100, 100, 1e-3
     draws, steps = (1, 200) if quick else (5, 6000)
     inputs, targets = [], []

@@ -40,7 +40,7 @@ class Setting:
     seed: int = 0
 
     @property
-    def size(self) -> int:  # d: the v_j, and room for μ_1, μ_2 and what is orthogonal to both
+    def size(self) -> int:  # d: the v_j, μ_1, μ_2 and two directions orthogonal to both
         return self.patterns + 4
 
 
@@ -79,7 +79,7 @@ def hinge(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class Laboratory:
+class OneLayerModel:
     """The untrained model, and task vectors made by fine-tuning it."""
 
     setting: Setting
@@ -183,27 +183,27 @@ def only_first_small(first: float, second: float) -> bool:
 
 def run(quick: bool) -> Result:
     setting = Setting(patterns=8, width=160, batch=128, steps=150, tests=200) if quick else Setting()
-    lab = Laboratory(setting)
-    mu = lab.pattern(1.0)
-    others = {name: lab.pattern(alpha) if alpha else lab.pattern(0.0, 1.0) for name, alpha in ALPHAS.items()}
-    first = lab.finetuned(mu, "task 1")
-    seconds = {name: lab.finetuned(other, name) for name, other in others.items()}
-    claims = [_finetuning(lab, first, mu, seconds, others)]
+    model = OneLayerModel(setting)
+    mu = model.pattern(1.0)
+    others = {name: model.pattern(alpha) if alpha else model.pattern(0.0, 1.0) for name, alpha in ALPHAS.items()}
+    first = model.finetuned(mu, "task 1")
+    seconds = {name: model.finetuned(other, name) for name, other in others.items()}
+    claims = [_finetuning(model, first, mu, seconds, others)]
     curves = {}
     scales = tuple(-4.5 + 0.25 * step for step in range(28))
     for name, vector in seconds.items():
-        losses = [[lab.loss(first + scale * vector, pattern) for scale in scales] for pattern in (mu, others[name])]
+        losses = [[model.loss(first + scale * vector, pattern) for scale in scales] for pattern in (mu, others[name])]
         curves[name] = Curve(ALPHAS[name], scales, tuple(losses[0]), tuple(losses[1]))
     claims += [_adding(curve) for curve in curves.values()] + [_forgetting(curve) for curve in curves.values()]
     transfer = recommend_scales(gammas=GAMMAS).transfer
     assert transfer is not None
     axis = tuple(-2 + 0.25 * step for step in range(17))
-    new = lab.pattern(*GAMMAS)
+    new = model.pattern(*GAMMAS)
     orthogonal = seconds["irrelevant"]
-    grid = [[lab.loss(one * first + other * orthogonal, new) for one in axis] for other in axis]
+    grid = [[model.loss(one * first + other * orthogonal, new) for one in axis] for other in axis]
     claims.append(_transfer(transfer, axis, grid))
-    claims.append(_closed_form(lab, transfer, first, orthogonal, new))
-    claims += _corollaries(lab, first, seconds, mu, others)
+    claims.append(_closed_form(model, transfer, first, orthogonal, new))
+    claims += _corollaries(model, first, seconds, mu, others)
     return Result(claims, curves, transfer, axis, grid)
 
 
@@ -220,13 +220,13 @@ def _span(curve: Curve, scales: Sequence[float]) -> str:
 
 
 def _finetuning(
-    lab: Laboratory,
+    model: OneLayerModel,
     first: TaskVector,
     mu: torch.Tensor,
     seconds: dict[str, TaskVector],
     others: dict[str, torch.Tensor],
 ) -> Claim:
-    losses = [lab.loss(first, mu), *(lab.loss(seconds[name], others[name]) for name in seconds)]
+    losses = [model.loss(first, mu), *(model.loss(seconds[name], others[name]) for name in seconds)]
     text = ", ".join(f"{loss:.3f}" for loss in losses)
     return Claim(
         PAPER, "fine-tuning learns each task", f"hinge loss ≤ Θ(ε), here ≤ {SMALL}", text, max(losses) <= SMALL
@@ -278,11 +278,11 @@ def _transfer(transfer: Transfer, axis: Sequence[float], grid: list[list[float]]
 
 
 def _closed_form(
-    lab: Laboratory, transfer: Transfer, first: TaskVector, second: TaskVector, new: torch.Tensor
+    model: OneLayerModel, transfer: Transfer, first: TaskVector, second: TaskVector, new: torch.Tensor
 ) -> Claim:
     one, other = transfer.scales
-    loss = lab.loss(one * first + other * second, new)
-    untouched = lab.loss(0 * first, new)
+    loss = model.loss(one * first + other * second, new)
+    untouched = model.loss(0 * first, new)
     return Claim(
         PAPER,
         "eqs. (75), (76), corrected: the closed form for λ",
@@ -293,7 +293,7 @@ def _closed_form(
 
 
 def _corollaries(
-    lab: Laboratory,
+    model: OneLayerModel,
     first: TaskVector,
     seconds: dict[str, TaskVector],
     mu: torch.Tensor,
@@ -301,17 +301,17 @@ def _corollaries(
 ) -> list[Claim]:
     second, other = seconds["irrelevant"], others["irrelevant"]
     scale = 1.25  # inside Theorem 1's region
-    whole = [lab.loss(first + scale * second, pattern) for pattern in (mu, other)]
+    whole = [model.loss(first + scale * second, pattern) for pattern in (mu, other)]
     ranked = [vector.compress(rank=1) for vector in (first, second)]
-    low = [lab.loss(ranked[0] + scale * ranked[1], pattern) for pattern in (mu, other)]
+    low = [model.loss(ranked[0] + scale * ranked[1], pattern) for pattern in (mu, other)]
     lost = ", ".join(f"{name}: {math.sqrt(share):.0%}" for name, share in ranked[0].discarded.items())
-    pruned, share, ratio = zip(*(lab.pruned(*pair) for pair in ((first, mu), (second, other))), strict=True)
-    few = [lab.loss(pruned[0] + scale * pruned[1], pattern) for pattern in (mu, other)]
+    pruned, share, ratio = zip(*(model.pruned(*pair) for pair in ((first, mu), (second, other))), strict=True)
+    few = [model.loss(pruned[0] + scale * pruned[1], pattern) for pattern in (mu, other)]
     # As many rows as there are lucky neurons, but the largest ones, whoever they belong to.
-    rows = [round(each * lab.setting.width) for each in share]
-    largest = [lab.largest(*pair) for pair in zip((first, second), rows, strict=True)]
-    by_norm = [lab.loss(largest[0] + scale * largest[1], pattern) for pattern in (mu, other)]
-    bound = math.sqrt(math.log(lab.setting.batch) / lab.setting.batch)
+    rows = [round(each * model.setting.width) for each in share]
+    largest = [model.largest(*pair) for pair in zip((first, second), rows, strict=True)]
+    by_norm = [model.loss(largest[0] + scale * largest[1], pattern) for pattern in (mu, other)]
+    bound = math.sqrt(math.log(model.setting.batch) / model.setting.batch)
     return [
         Claim(
             PAPER,

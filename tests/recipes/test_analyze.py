@@ -3,13 +3,12 @@
 import copy
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from support import launch
 from support.hub_server import HubServer
 from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, train
 from support.tiny_models import TinyModels
@@ -204,9 +203,9 @@ def test_names_of_their_own(tmp_path: Path) -> None:
 def test_as_a_command(folder: Path, tmp_path: Path) -> None:
     """One sentence for what is wrong; where the report is, when all is well."""
     (tmp_path / "taken").write_text("")
-    command = [sys.executable, RECIPE, folder / "base", folder / "full", "--output"]
-    taken = subprocess.run([*command, tmp_path / "taken"], capture_output=True, text=True)
+    arguments = [folder / "base", folder / "full", "--output"]
+    taken = launch.run(RECIPE, *arguments, tmp_path / "taken")
     assert taken.returncode == 1 and taken.stdout == "" and "Traceback" not in taken.stderr
     assert taken.stderr.startswith("error: taken cannot be made a folder")
-    done = subprocess.run([*command, tmp_path / "out"], capture_output=True, text=True)
+    done = launch.run(RECIPE, *arguments, tmp_path / "out")
     assert done.returncode == 0 and done.stdout.endswith(f"Saved: {tmp_path / 'out' / 'analysis.md'}\n")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,16 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from support import launch
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.experiments.config_options import parse, read_config
-from hf_taskvec.experiments.multitask.config import MultitaskConfig
-from hf_taskvec.experiments.multitask.results import Results
+from hf_taskvec.experiments.config_options import parse_config, read_config
+from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
+from hf_taskvec.experiments.multitask.results import MultitaskResults
 from hf_taskvec.experiments.multitask.round_trace import pairs
-from hf_taskvec.experiments.multitask.token_accuracy import accuracy, held_out
-from hf_taskvec.experiments.multitask.worker import Worker
-from hf_taskvec.experiments.synthetic.library import library
+from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer
+from hf_taskvec.experiments.multitask.token_accuracy import held_out, token_accuracy
+from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs" / "multitask"
@@ -55,7 +53,7 @@ def flags(output: Path, *more: str, **changes: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def main() -> Callable[[list[str]], Results]:
+def main() -> Callable[[list[str]], MultitaskResults]:
     spec = importlib.util.spec_from_file_location("multitask", ROOT / "recipes" / "multitask.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -69,17 +67,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(main: Callable[[list[str]], Results], folder: Path) -> Results:
+def results(main: Callable[[list[str]], MultitaskResults], folder: Path) -> MultitaskResults:
     return main(flags(folder / "out", "--rounds", "4", "1"))
 
 
-def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: Results) -> None:
+def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: MultitaskResults) -> None:
     once, often = results.outcomes
     assert (once.rounds, once.steps_per_round, often.rounds, often.steps_per_round) == (1, 40, 4, 10)
     assert often.gap(often.merged[0]) < 0.5 * once.gap(once.merged[0])
     assert often.task_cosine > once.task_cosine and often.task_cosine > 0.9
-    # The updates of a round part ways while the vectors align. (This small model still learns how to write at all, which
-    # all tasks share: their cosines are near 0 for a base that can.)
+    # The updates of a round differ while the vectors become alike. (This small model still learns how to write at all,
+    # which all tasks share: their cosines are near 0 for a base that can.)
     updates, vectors = (
         [fmean(pairs(matrix)) for matrix in matrices]
         for matrices in zip(*((each.update_cosines, each.task_cosines) for each in often.trace.rounds), strict=True)
@@ -89,7 +87,7 @@ def test_more_rounds_bring_the_merged_model_to_the_tasks_own(results: Results) -
     assert fmean(once.single) > fmean(results.base)
 
 
-def test_what_is_left(results: Results, folder: Path) -> None:
+def test_report_plots_and_results_are_written(results: MultitaskResults, folder: Path) -> None:
     out = folder / "out"
     report = (out / "report.md").read_text("utf-8")
     assert results.table() in report and "cos(" not in report
@@ -106,7 +104,7 @@ def test_what_is_left(results: Results, folder: Path) -> None:
     assert str(ROOT) not in report and str(folder) not in report + json.dumps(stored)
 
 
-def test_the_saved_model_is_the_merged_one(results: Results, folder: Path) -> None:
+def test_the_saved_model_is_the_merged_one(results: MultitaskResults, folder: Path) -> None:
     out = folder / "out"
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32).eval()
     base = next((folder / "cache").glob("base-*"))
@@ -119,18 +117,23 @@ def test_the_saved_model_is_the_merged_one(results: Results, folder: Path) -> No
 
 
 def test_a_finished_run_is_not_repeated(
-    main: Callable[[list[str]], Results], results: Results, folder: Path, monkeypatch: pytest.MonkeyPatch
+    main: Callable[[list[str]], MultitaskResults],
+    results: MultitaskResults,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any) -> list[float]:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(Worker, "train", refuse)
+    monkeypatch.setattr(TaskTrainer, "train", refuse)
     assert main(flags(folder / "out", "--rounds", "4", "1")) == results
     with pytest.raises(TaskVectorError, match="results of another config"):
         main(flags(folder / "out", "--rounds", "4", "1", seed=1))
 
 
-def test_force_begins_anew(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+def test_force_begins_anew(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
     """With other settings, and with the same ones."""
     shutil.copytree(folder / "out", folder / "again")
     other = main(flags(folder / "again", "--rounds", "1", "--force", "true", seed=1))
@@ -138,13 +141,15 @@ def test_force_begins_anew(main: Callable[[list[str]], Results], results: Result
     assert main(flags(folder / "again", "--rounds", "4", "1", "--force", "true")) == results
 
 
-def test_rounds_that_do_not_fit_into_memory(main: Callable[[list[str]], Results], tmp_path: Path) -> None:
+def test_rounds_that_do_not_fit_into_memory_are_refused(
+    main: Callable[[list[str]], MultitaskResults], tmp_path: Path
+) -> None:
     with pytest.raises(TaskVectorError, match="too little memory"):
         main(flags(tmp_path / "large", "--rounds", "1", batch_size=100_000_000))
     assert not (tmp_path / "large" / "stages").exists()
 
 
-def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Results], folder: Path) -> None:
+def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], MultitaskResults], folder: Path) -> None:
     """ATM is the same loop with another merge; LoRA the same with factors."""
     options = [
         "--rounds",
@@ -167,8 +172,10 @@ def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], Res
     assert TaskVector.load(folder / "lora" / "vector").is_low_rank
 
 
-def test_own_books(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
-    texts = library(3, words=900, general_words=300, unrelated=2)
+def test_own_books_are_the_tasks(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
+    texts = write_library(3, words=900, general_words=300, unrelated=2)
     for book in texts.unrelated:
         (folder / f"{book.name}.txt").write_text(book.text)
     books = [str(folder / f"{book.name}.txt") for book in texts.unrelated]
@@ -180,20 +187,16 @@ def test_own_books(main: Callable[[list[str]], Results], results: Results, folde
     assert not (folder / "none").exists()
 
 
-def launch(folders: Path, *arguments: str) -> None:
-    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    command = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    script = [str(ROOT / "tests" / "support" / "launched_multitask.py"), str(folders), *arguments]
-    done = subprocess.run([sys.executable, *command, *script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+def launch_in_folders(folders: Path, *arguments: str) -> None:
+    launch.succeed(launch.SUPPORT / "launched_multitask.py", folders, *arguments, processes=2)
 
 
-def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], results: Results, folder: Path) -> None:
+def test_two_processes_with_a_book_each_agree_with_one(
+    main: Callable[[list[str]], MultitaskResults], results: MultitaskResults, folder: Path
+) -> None:
     """The same results as one process with both; what is wrong with one process's book, both refuse."""
     base = str(next((folder / "cache").glob("base-*")))
-    texts = [book.text for book in library(3, words=900, general_words=300, unrelated=2).unrelated]
+    texts = [book.text for book in write_library(3, words=900, general_words=300, unrelated=2).unrelated]
     folders = folder / "ranks"
     for rank, text in enumerate(texts):
         (folders / f"rank-{rank}").mkdir(parents=True)
@@ -205,13 +208,13 @@ def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], re
     def split(name: str) -> list[str]:
         return flags(folder / "two", *shared, "--books", f"{name}0.txt", f"{name}1.txt", tasks=None)
 
-    launch(folders, *split("book"))
+    launch_in_folders(folders, *split("book"))
     assert not list(folders.glob("refused-*"))
     books = [str(folders / f"rank-{rank}" / f"book{rank}.txt") for rank in (0, 1)]
     one = main(flags(folder / "one", *shared, "--books", *books, tasks=None))
     assert (folder / "two" / "results.json").read_text() == one.to_json()
     for name, message in (("same", "same0 and same1 are the same text, or mostly"), ("short", "short1")):
-        launch(folders, *split(name))
+        launch_in_folders(folders, *split(name))
         refusals = [(folders / f"refused-{rank}.txt").read_text() for rank in (0, 1)]
         assert all(message in text for text in refusals), refusals
 
@@ -220,7 +223,7 @@ def test_two_processes_with_a_book_each(main: Callable[[list[str]], Results], re
 
 
 def config(*arguments: str) -> MultitaskConfig:
-    return parse(
+    return parse_config(
         MultitaskConfig, list(arguments), description="", configs=CONFIGS, default="default", unless=["base_model"]
     )
 
@@ -280,16 +283,16 @@ def test_every_rule_gets_the_options_that_it_has() -> None:
 # Scores.
 
 
-def test_accuracy_counts_each_held_out_token_once(results: Results, folder: Path) -> None:
+def test_accuracy_counts_each_held_out_token_once(results: MultitaskResults, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    from hf_taskvec.experiments.unlearning.inputs import book_of
+    from hf_taskvec.experiments.book_reading import make_book
 
     base = next((folder / "cache").glob("base-*"))
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    text = library(0, words=900, general_words=300, unrelated=1).unrelated[0].text
-    book = book_of(text, "book", "retain", MultitaskConfig(section_words=100, held_out=0.3))
+    text = write_library(0, words=900, general_words=300, unrelated=1).unrelated[0].text
+    book = make_book(text, "book", "retain", MultitaskConfig(section_words=100, held_out=0.3))
     held = held_out(book, tokenizer, 48)
     sections = [text_of for s in book.sections if s.split == "held_out" for text_of in [book.text[s.start : s.end]]]
     right = total = 0
@@ -299,6 +302,6 @@ def test_accuracy_counts_each_held_out_token_once(results: Results, folder: Path
             if len(block) > 1:
                 guess = model(input_ids=block[None]).logits[0, :-1].argmax(-1)
                 right, total = right + int((guess == block[1:]).sum()), total + len(block) - 1
-    assert accuracy(model, held.test) == right / total
+    assert token_accuracy(model, held.test) == right / total
     with pytest.raises(TaskVectorError, match="needs two"):
-        held_out(book_of(text, "book", "retain", MultitaskConfig(section_words=400, held_out=0.3)), tokenizer, 48)
+        held_out(make_book(text, "book", "retain", MultitaskConfig(section_words=400, held_out=0.3)), tokenizer, 48)

@@ -1,12 +1,11 @@
 """The theory's laboratory: its parts against independent computations, and the recipe from end to end, quickly."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -19,10 +18,10 @@ def laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_definition_2() -> None:
     """Labels follow the majority, tokens are patterns, fractions are as asked for."""
-    from laboratory.transformer import Laboratory, Setting, draw
+    from laboratory.transformer import OneLayerModel, Setting, draw
 
     setting = Setting(patterns=6)
-    mu = Laboratory(setting).pattern(1.0)
+    mu = OneLayerModel(setting).pattern(1.0)
     x, y = draw(setting, mu, 2000, torch.Generator().manual_seed(0))
     votes = x @ mu
     assert torch.equal(votes.sum(dim=1).sign(), y)
@@ -48,9 +47,9 @@ def test_equation_4() -> None:
 
 
 def test_patterns_have_the_correlations_that_were_asked_for() -> None:
-    from laboratory.transformer import Laboratory, Setting
+    from laboratory.transformer import OneLayerModel, Setting
 
-    lab = Laboratory(Setting())
+    lab = OneLayerModel(Setting())
     one, other, new = lab.pattern(1.0), lab.pattern(0.0, 1.0), lab.pattern(0.8, -0.5)
     assert one @ other == 0 and one @ lab.pattern(-0.5) == -0.5
     assert (one @ new).item() == pytest.approx(0.8) and (other @ new).item() == pytest.approx(-0.5)
@@ -68,9 +67,9 @@ def test_the_theorems_as_they_stand(alpha: float, low: float) -> None:
 @pytest.mark.parametrize("rows", [1, 22, 39])
 def test_rows_are_pruned_by_norm(rows: int) -> None:
     """Those of the largest norm stay, and no other part of the vector changes."""
-    from laboratory.transformer import Laboratory, Setting
+    from laboratory.transformer import OneLayerModel, Setting
 
-    lab = Laboratory(Setting(patterns=4, width=40, batch=32, steps=5))
+    lab = OneLayerModel(Setting(patterns=4, width=40, batch=32, steps=5))
     vector = lab.finetuned(lab.pattern(1.0), "task")
     found, dense = lab.largest(vector, rows), vector.dense("V")
     kept = dense.norm(dim=1).topk(rows).indices
@@ -107,9 +106,8 @@ def test_stable_ranks_of_networks() -> None:
     assert found.shape == (3, 2)
 
 
-def test_the_recipe(tmp_path: Path) -> None:
-    command = [sys.executable, str(RECIPES / "theory.py"), "--quick", "--output", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+def test_the_recipe_writes_its_table_and_figures(tmp_path: Path) -> None:
+    result = launch.run(RECIPES / "theory.py", "--quick", "--output", tmp_path, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     claims = json.loads((tmp_path / "theory.json").read_text("utf-8"))
     assert sum("rows of ΔV" in claim["claim"] for claim in claims) == 2  # pruned by luck and by norm

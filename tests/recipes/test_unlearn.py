@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from support import launch
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.evaluation import UnlearningReport
-from hf_taskvec.experiments.config_options import parse
-from hf_taskvec.experiments.synthetic.library import library
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.inputs import gather
+from hf_taskvec.experiments.config_options import parse_config
+from hf_taskvec.experiments.synthetic_library.book_writer import write_library
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "unlearn.py"
@@ -64,22 +64,8 @@ def main() -> Callable[[list[str]], UnlearningReport]:
     return module.main
 
 
-def launch(processes: int = 1) -> list[str]:
-    many = ["--multi_gpu"] if processes > 1 else ["--cpu"]
-    return [
-        *(sys.executable, "-m", "accelerate.commands.launch", *many, "--num_processes", str(processes)),
-        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-        str(RECIPE),
-    ]
-
-
-def environment() -> dict[str, str]:
-    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **quiet}
-
-
 def run(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*launch(processes), *arguments], env=environment(), capture_output=True, text=True, cwd=cwd)
+    return launch.run(RECIPE, *arguments, processes=processes, launched=True, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +153,17 @@ def test_what_is_finished_is_not_done_again(finished: tuple[Path, str], main: An
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_killed_and_started_again(finished: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_killed_experiment_continues_and_reports_the_same(finished: tuple[Path, str], tmp_path: Path) -> None:
     arguments = [*flags(), "--output", str(tmp_path / "out")]
     # Killed twice: in the joint training, and in the sweep.
     for is_there in (
         lambda: list((tmp_path / "out/stages").glob(".joint-*")),
         lambda: list((tmp_path / "out/store").glob("*.json")),
     ):
-        with subprocess.Popen([*launch(), *arguments], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:  # fmt: skip
+        command, silent = launch.command(RECIPE, *arguments, launched=True), subprocess.DEVNULL
+        with subprocess.Popen(
+            command, env=launch.environment(), stdout=silent, stderr=silent, start_new_session=True
+        ) as process:
             deadline = time.monotonic() + 120
             while not is_there() and time.monotonic() < deadline:
                 assert process.poll() is None, "it ended before it could be killed"
@@ -191,7 +180,7 @@ def test_killed_and_started_again(finished: tuple[Path, str], tmp_path: Path) ->
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The embedded books as files, so that the finished stages can be given."""
     folder = tmp_path_factory.mktemp("books")
-    found = library(0, words=SMALL["words"], general_words=SMALL["general-words"])  # type: ignore[arg-type]
+    found = write_library(0, words=SMALL["words"], general_words=SMALL["general-words"])  # type: ignore[arg-type]
     given = []
     for role, book in zip(("forget", "aligned", "retain"), (*found.series, *found.unrelated), strict=True):
         (folder / f"{book.name}.txt").write_text(book.text, "utf-8")
@@ -262,7 +251,7 @@ def test_lora_shares_the_other_stages_and_saves_an_adapter(
         assert main(user_flags(output, texts, *given)).scores == report.scores
 
 
-def test_every_stage_as_lora(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
+def test_every_stage_can_be_lora(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
     """θ_0' and the reference are whole models then, merged from what was trained."""
     from transformers import AutoModelForCausalLM
 
@@ -358,11 +347,11 @@ def refused(main: Any, tmp_path: Path) -> Callable[..., None]:
     return check
 
 
-def test_a_missing_book(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
+def test_a_missing_book_is_refused(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
     refused(user_flags(finished[0], [*texts[:2], "retain=nowhere.txt"]), "no book at 'nowhere.txt'")
 
 
-def test_a_book_that_is_to_be_forgotten_and_kept(
+def test_a_book_cannot_be_forgotten_and_kept(
     finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
 ) -> None:
     shutil.copy(texts[0].split("=")[1], tmp_path / "copy.txt")
@@ -370,7 +359,7 @@ def test_a_book_that_is_to_be_forgotten_and_kept(
     refused(user_flags(finished[0], books), "are the same text: a book cannot be forgotten and kept")
 
 
-def test_a_book_that_is_mostly_another(
+def test_a_book_that_is_mostly_another_is_refused(
     finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
 ) -> None:
     longer = Path(texts[0].split("=")[1]).read_text() + "\n\nThe end.\n"
@@ -379,12 +368,12 @@ def test_a_book_that_is_mostly_another(
     refused(user_flags(finished[0], books), "are mostly the same text")
 
 
-def test_nothing_but_the_book_to_forget(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
+def test_nothing_but_the_book_to_forget_is_refused(finished: tuple[Path, str], texts: list[str], refused: Any) -> None:
     refused(user_flags(finished[0], texts[:1]), "all books are to be forgotten")
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_what_is_given_is_looked_at_first(
+def test_what_is_given_is_checked_before_any_training(
     embedded: bool, finished: tuple[Path, str], texts: list[str], refused: Any, models: Any, tmp_path: Path
 ) -> None:
     """A vector, an adapter or a model that is not there, is something else, or does not fit: before any training."""
@@ -404,8 +393,8 @@ def test_another_vector_is_another_config(finished: tuple[Path, str]) -> None:
     found = []
     for folder, scale in (("one", 1.0), ("two", 2.0)):
         (TaskVector.load(output / "vector") * scale).save(output.parent / folder / "vector")
-        given = gather(
-            parse(
+        given = prepare_unlearning(
+            parse_config(
                 UnlearnConfig,
                 [*flags(), "--task-vector", str(output.parent / folder / "vector")],
                 description="",
@@ -417,7 +406,9 @@ def test_another_vector_is_another_config(finished: tuple[Path, str]) -> None:
     assert found[0] != found[1]
 
 
-def test_a_base_without_a_tokenizer(finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path) -> None:
+def test_a_base_without_a_tokenizer_is_refused(
+    finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
+) -> None:
     shutil.copytree(stage(finished[0], "base"), tmp_path / "silent")
     for path in (tmp_path / "silent").glob("tokenizer*"):
         path.unlink()
@@ -442,11 +433,13 @@ def test_a_base_without_a_tokenizer(finished: tuple[Path, str], texts: list[str]
         (["--push-to-hub", "a b/c d"], "not a name for a Hub repository"),
     ],
 )
-def test_numbers_that_make_no_sense(arguments: list[str], message: str, refused: Any) -> None:
+def test_numbers_that_make_no_sense_are_refused(arguments: list[str], message: str, refused: Any) -> None:
     refused([*flags(), *arguments], message)
 
 
-def test_a_model_that_is_not_causal(texts: list[str], refused: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_model_that_is_not_causal_is_refused(
+    texts: list[str], refused: Any, finished: tuple[Path, str], tmp_path: Path
+) -> None:
     from transformers import BertConfig, BertForMaskedLM
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -457,27 +450,27 @@ def test_a_model_that_is_not_causal(texts: list[str], refused: Any, finished: tu
     refused(arguments, "is an encoder|not a causal language model")
 
 
-def test_lora_targets_that_do_not_exist(refused: Any) -> None:
+def test_lora_targets_that_do_not_exist_are_refused(refused: Any) -> None:
     refused([*flags(), "--method", "lora", "--lora-targets", "q_prj"], r"'q_prj'. Did you mean 'q_proj'\?")
 
 
-def test_blocks_that_the_model_cannot_read(refused: Any) -> None:
+def test_blocks_longer_than_the_model_reads_are_refused(refused: Any) -> None:
     refused(flags(block_length=4096), "reads at most 192 tokens")
 
 
-def test_too_little_memory(refused: Any) -> None:
+def test_too_little_memory_is_refused(refused: Any) -> None:
     refused(flags(batch_size=10_000_000), "too little memory: training needs about")
 
 
-def test_passages_that_the_model_cannot_read(refused: Any) -> None:
+def test_passages_longer_than_the_model_reads_are_refused(refused: Any) -> None:
     refused(flags(words=3000, prompt_length=200, section_words=600), "the model's context has 192")
 
 
-def test_a_book_that_is_too_short(refused: Any) -> None:
+def test_a_book_that_is_too_short_is_refused(refused: Any) -> None:
     refused(flags(prompt_length=100, answer_length=100), "too short")
 
 
-def test_a_book_that_is_too_short_for_a_block(
+def test_a_book_that_is_shorter_than_a_block_is_refused(
     finished: tuple[Path, str], texts: list[str], refused: Any, tmp_path: Path
 ) -> None:
     """Also one that only a later stage is trained on."""
@@ -488,19 +481,19 @@ def test_a_book_that_is_too_short_for_a_block(
     refused([*arguments, "--block-length", "160", "--section-words", "40"], "'short' has .* less than one block")
 
 
-def test_a_model_of_another_shape(finished: tuple[Path, str], texts: list[str], refused: Any, models: Any) -> None:
+def test_a_model_of_another_shape_is_refused(
+    finished: tuple[Path, str], texts: list[str], refused: Any, models: Any
+) -> None:
     arguments = user_flags(finished[0], texts, "--joint-model", str(models.pair("phi").base))
     refused(arguments, "are not of one shape")
 
 
-def test_an_output_folder_of_another_config(finished: tuple[Path, str], main: Any) -> None:
+def test_an_output_folder_of_another_config_is_refused(finished: tuple[Path, str], main: Any) -> None:
     with pytest.raises(TaskVectorError, match=r"results of another config .*--output"):
         main([*flags(seed=1), "--output", str(finished[0])])
 
 
 def test_errors_are_told_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(RECIPE), "--rank", "0"], env=environment(), capture_output=True, text=True, cwd=tmp_path
-    )
+    done = launch.run(RECIPE, "--rank", "0", cwd=tmp_path)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "BadValueError: rank=0 must be at least 1." in done.stderr

@@ -1,5 +1,7 @@
-"""`recipes/multitask.py` for `accelerate launch`, each process in a folder of its own that has its own books only:
-launched_multitask.py FOLDERS FLAGS..."""
+"""`recipes/multitask.py` for `accelerate launch`: launched_multitask.py FOLDERS FLAGS...
+
+Each process works in a folder of its own that has its own books only.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import runpy
 import sys
 from pathlib import Path
 
+from support.launch import leave_processes
+
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
-from hf_taskvec.evaluation.asking.asking import processes
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "multitask.py"
 
@@ -25,5 +29,4 @@ def main(folders: Path, *flags: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
-    processes().wait_for_everyone()
-    processes().destroy_process_group()  # or a thread of it may outlive the interpreter
+    leave_processes()

@@ -1,4 +1,7 @@
-"""Rounds of tasks for `accelerate launch`: launched_rounds.py BASE OUTPUT. A process has the data of its own tasks only."""
+"""Rounds of tasks for `accelerate launch`: launched_rounds.py BASE OUTPUT.
+
+A process has the data of its own tasks only.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from pathlib import Path
 
 import datasets
 import torch
+from support.launch import leave_processes
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.multitask import Merge, Task, run_rounds
 from hf_taskvec.training import TrainingSettings
 
@@ -43,5 +47,4 @@ def main(base: str, output: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    processes().wait_for_everyone()
-    processes().destroy_process_group()  # or a thread of it may outlive the interpreter
+    leave_processes()

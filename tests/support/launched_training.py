@@ -135,19 +135,19 @@ def estimated() -> None:
     from transformers import PhiConfig
 
     from hf_taskvec.experiments.unlearning import memory_check
-    from hf_taskvec.experiments.unlearning.config import UnlearnConfig
+    from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
     from hf_taskvec.training import memory_estimate
 
     books = ["forget=one.txt", "retain=two.txt"]
     config = UnlearnConfig(base_model="phi", books=books, batch_size=2, gradient_checkpointing=True)
     memory_estimate.free_memory = memory_check.free_memory = lambda device: 40 * 2**30
-    error = expect(TaskVectorError, lambda: memory_check.check_experiment(config, PhiConfig()))
+    error = expect(TaskVectorError, lambda: memory_check.check_experiment_memory(config, PhiConfig()))
     assert "in each of 2 processes" in str(error), error
     # The processes as they are on GPUs before an Accelerator has looked at what `accelerate launch` says of FSDP.
     AcceleratorState._reset_state()
     PartialState().distributed_type = DistributedType.MULTI_GPU
     os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    memory_check.check_experiment(config, PhiConfig())
+    memory_check.check_experiment_memory(config, PhiConfig())
     del os.environ["ACCELERATE_USE_FSDP"], os.environ["FSDP_VERSION"]
     AcceleratorState._reset_state()
     PartialState().distributed_type = DistributedType.MULTI_CPU
@@ -155,8 +155,7 @@ def estimated() -> None:
 
 def converted(cache: Path) -> None:
     """Two processes need the model of the PyPI package for the first time: one converts it, both find it."""
-    from accelerate.utils import gather_object
-
+    from hf_taskvec.distributed import processes
     from hf_taskvec.experiments import smollm
     from hf_taskvec.files.output_folder import new_folder
 
@@ -175,7 +174,7 @@ def converted(cache: Path) -> None:
     assert "not installed" in str(error), error
     smollm._gguf, smollm._convert = lambda: Path("model.gguf"), convert
     folder = smollm.smollm_folder(cache)
-    assert (folder / "config.json").exists() and sum(gather_object([len(calls)])) == 1
+    assert (folder / "config.json").exists() and sum(processes().gather(len(calls))) == 1
     smollm.smollm_folder(cache)  # and the package is not needed again
     shutil.rmtree(folder, ignore_errors=True)
 

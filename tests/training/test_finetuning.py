@@ -1,4 +1,4 @@
-"""Fine-tuning: the same bytes from the same seed, whatever was interrupted; the same steps on any number of processes."""
+"""Fine-tuning: the same bytes from the same seed, though interrupted; the same steps on any number of processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support import launch
 from support.launched_training import LORA, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
 from support.tiny_models import ARCHITECTURES, EXPERTS, TinyModels, make
 from transformers import AutoModelForCausalLM
@@ -33,7 +33,7 @@ from hf_taskvec.training import (
     finetune,
 )
 
-TESTS = Path(__file__).resolve().parents[1]
+SCRIPT = launch.SUPPORT / "launched_training.py"
 QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
 
 
@@ -164,7 +164,7 @@ def test_sixteen_bit_weights_are_trained_in_fp32(models: TinyModels, blocks: dat
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_bf16_checkpointing_and_accumulation(
+def test_bf16_checkpointing_and_accumulation_train_the_same_but_for_rounding(
     models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any
 ) -> None:
     base = models.pair("llama", torch.bfloat16).base
@@ -198,7 +198,7 @@ def test_hidden_labels_teach_nothing(base: Path, blocks: datasets.Dataset, tmp_p
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-6)
 
 
-def test_the_tokenizer_comes_along(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_the_tokenizer_is_saved_beside_the_model(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     from support.tiny_books import make_tokenizer
     from transformers import AutoTokenizer
 
@@ -231,7 +231,7 @@ def test_books_become_a_fine_tune(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_every_architecture(
+def test_every_architecture_can_be_trained_by_both_methods(
     models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, architecture: str, method: Any
 ) -> None:
     experts = architecture in EXPERTS
@@ -249,7 +249,7 @@ def test_every_architecture(
 
 
 @pytest.mark.parametrize("progress", [None, False, True])
-def test_the_bar(
+def test_a_progress_bar_is_shown_only_when_asked_for_or_on_a_terminal(
     base: Path, blocks: datasets.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str], progress: bool | None
 ) -> None:
     finetune(base, blocks, QUICK, tmp_path / "out", progress=progress)
@@ -278,7 +278,9 @@ def test_the_same_seed_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_interrupted_again_and_again(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any) -> None:
+def test_a_run_interrupted_again_and_again_gives_the_same_bytes(
+    models: TinyModels, blocks: datasets.Dataset, tmp_path: Path, method: Any
+) -> None:
     """A model with dropout, stopped in every second step: the bytes of a run that nothing stopped."""
     base = models.pair("gpt2").base
     assert AutoModelForCausalLM.from_pretrained(base).config.resid_pdrop > 0
@@ -370,28 +372,13 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(
 # In processes of its own.
 
 
-def environment() -> dict[str, str]:
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    return {**os.environ, **quiet}
-
-
-def command(processes: int, *args: str | Path) -> list[str]:
-    script = [str(TESTS / "support" / "launched_training.py"), *map(str, args)]
-    if processes == 1:
-        return [sys.executable, *script]
-    options = f"--multi_gpu --num_processes {processes} --num_machines 1 --mixed_precision no --dynamo_backend no"
-    launch = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    return [sys.executable, *launch, *script]
-
-
-def test_killed_and_started_again(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
-    killed = subprocess.run(command(1, base, tmp_path, "killed"), env=environment(), capture_output=True, text=True)
+def test_a_killed_run_continues_from_its_last_checkpoint(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+    killed = launch.run(SCRIPT, base, tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     left = tmp_path / ".killed.unfinished"
     assert names(tmp_path) == [left.name] and names(left) == ["checkpoint.safetensors", "vectors"]
     # What a process was writing when it died is not taken for output.
-    for half in ("checkpoint.safetensors.partial", "model.safetensors", "vectors/.epoch-2.weights"):
+    for half in (".checkpoint.safetensors.partial", "model.safetensors", "vectors/.epoch-2.weights"):
         (left / half).write_text("half")
     counting = Stopping(12)
     resumed = finetune(
@@ -422,8 +409,7 @@ WITH_TWO = [
 def two_processes(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One launch for all that needs two processes: starting them takes longest."""
     folder = tmp_path_factory.mktemp("two")
-    done = subprocess.run(command(2, base, folder, *WITH_TWO), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch.succeed(SCRIPT, base, folder, *WITH_TWO, processes=2)
     return folder
 
 

@@ -60,7 +60,7 @@ def names(folder: Path) -> list[str]:
         ({"rank": 0}, BadValueError, "rank=0"),
     ],
 )
-def test_settings_that_make_no_sense(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TrainingSettings(**change)
 
@@ -80,7 +80,7 @@ def test_settings_that_make_no_sense(change: dict[str, Any], error: type[Excepti
         ({"input_ids": [[1, 2]], "attention_mask": [[1, 0]]}, BadValueError, "padded"),
     ],
 )
-def test_blocks_that_cannot_be_learnt(
+def test_blocks_that_cannot_be_learnt_are_refused(
     base: Path, tmp_path: Path, rows: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -99,7 +99,7 @@ def test_blocks_that_cannot_be_learnt(
         ((), BadValueError, "targets is empty"),
     ],
 )
-def test_targets_that_do_not_exist(
+def test_targets_that_do_not_exist_are_refused(
     base: Path, blocks: datasets.Dataset, tmp_path: Path, targets: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -108,13 +108,13 @@ def test_targets_that_do_not_exist(
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), r".*\.[qv]_proj"])
-def test_targets_that_do(base: Path, blocks: datasets.Dataset, tmp_path: Path, targets: Any) -> None:
+def test_targets_that_exist_are_trained(base: Path, blocks: datasets.Dataset, tmp_path: Path, targets: Any) -> None:
     tuned = finetune(base, blocks, replace(LORA, epochs=1, targets=targets), tmp_path / "out")
     layers = {name.split(".")[-2] for name in TaskVector.from_adapter(tuned.folder)}
     assert layers == {"q_proj", "v_proj"}
 
 
-def test_models_that_are_not_causal(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_models_that_are_not_causal_are_refused(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PhiModel
 
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -138,7 +138,7 @@ def test_models_that_are_not_causal(models: TinyModels, blocks: datasets.Dataset
     assert names(tmp_path) == ["bert"]
 
 
-def test_folders_that_are_not_ours(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_folders_that_are_not_ours_are_refused(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="holds other files"):
         finetune(base, blocks, QUICK, tmp_path, overwrite=True)
@@ -148,21 +148,25 @@ def test_folders_that_are_not_ours(base: Path, blocks: datasets.Dataset, tmp_pat
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_loss_that_is_not_a_number(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(
+    base: Path, blocks: datasets.Dataset, tmp_path: Path
+) -> None:
     wild = replace(SETTINGS, learning_rate=1e30, warmup=0.0)
     with pytest.raises(DivergedError, match=r"step \d+ of 12; nothing was saved. A lower learning_rate .it is 1e\+30"):
         finetune(base, blocks, wild, tmp_path / "out", checkpoint_every=1)
     assert not any(tmp_path.iterdir())
 
 
-def test_weights_that_the_last_step_ruins(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_weights_that_the_last_step_ruins_are_not_saved(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
     wild = TrainingSettings(epochs=1, batch_size=21, learning_rate=1e38, weight_decay=1e3, warmup=0.0)
     with pytest.raises(DivergedError, match="not finite after the last step"):
         finetune(base, blocks, wild, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_experts_that_lora_cannot_adapt(models: TinyModels, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_experts_that_lora_cannot_adapt_are_refused(
+    models: TinyModels, blocks: datasets.Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(UnsupportedError, match=r"mixture of experts.*Name other layers as targets"):
         finetune(models.pair("mixtral").base, blocks, LORA, tmp_path / "out")
 

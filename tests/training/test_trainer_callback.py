@@ -69,7 +69,9 @@ def test_the_callback_saves_each_epoch(base: Path, blocks: datasets.Dataset, tmp
         trainer(model, blocks, tmp_path / "trainer", callback).train()
 
 
-def test_the_callback_on_an_adapter(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_the_callback_saves_an_adapter_as_low_rank_factors(
+    base: Path, blocks: datasets.Dataset, tmp_path: Path
+) -> None:
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules=["q_proj"]))
     trainer(model, blocks, tmp_path / "trainer", TaskVectorCallback(tmp_path / "vectors")).train()
     last = TaskVector.load(tmp_path / "vectors" / "epoch-2")
@@ -79,7 +81,9 @@ def test_the_callback_on_an_adapter(base: Path, blocks: datasets.Dataset, tmp_pa
         torch.testing.assert_close(last.dense(name), expected.dense(name))
 
 
-def test_the_callback_when_training_is_resumed(base: Path, blocks: datasets.Dataset, tmp_path: Path) -> None:
+def test_the_callback_measures_from_the_first_start_when_training_is_resumed(
+    base: Path, blocks: datasets.Dataset, tmp_path: Path
+) -> None:
     """The vector is that against the first start, not against where the resumed run began."""
 
     class Stop(TaskVectorCallback):

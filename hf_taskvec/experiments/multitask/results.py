@@ -6,18 +6,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.round_trace import Trace, pairs
+from hf_taskvec.filenames import REPORT_MARKDOWN
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedModel:
     """A merged model.
 
     Args:
-        rule: that merged it.
-        scale: λ.
-        scores: of each task, on the test text.
-        tried: each λ that was tried with its mean validation score.
+        rule (`str`):
+            The rule that merged it.
+        scale (`float`):
+            λ.
+        scores (`tuple` of `float`):
+            Of each task, on the test text.
+        tried (`tuple`, *optional*):
+            Each λ that was tried with its mean validation score.
     """
 
     rule: str
@@ -27,28 +33,33 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundsOutcome:
     """What N rounds led to.
 
     Args:
-        rounds: N.
-        steps_per_round: K.
-        single: the score of each task's own model on that task.
-        merged: the merged models.
-        trace: of the rounds.
+        rounds (`int`):
+            N.
+        steps_per_round (`int`):
+            K.
+        single (`tuple` of `float`):
+            The score of each task's own model on that task.
+        merged (`tuple` of `MergedModel`):
+            The merged models.
+        trace (`Trace`):
+            Of the rounds.
     """
 
     rounds: int
     steps_per_round: int
     single: tuple[float, ...]
-    merged: tuple[Merged, ...]
+    merged: tuple[MergedModel, ...]
     trace: Trace
 
-    def gap(self, merged: Merged) -> float:
+    def gap(self, merged: MergedModel) -> float:
         """How much better the tasks' own models are, on average: the paper's single-task gap."""
         return fmean(self.single) - fmean(merged.scores)
 
-    def relative(self, merged: Merged) -> float:
+    def relative(self, merged: MergedModel) -> float:
         """The mean over tasks of the merged model's score as a share of the single one's."""
         return fmean(m / s if s else 1.0 for m, s in zip(merged.scores, self.single, strict=True))
 
@@ -64,27 +75,29 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Results:
+class MultitaskResults:
     """The results of a run, for each number of rounds.
 
     Args:
-        tasks: their names.
-        base: the score of θ_0 on each task.
-        outcomes: from the fewest rounds to the most.
+        tasks (`tuple` of `str`):
+            Their names.
+        base (`tuple` of `float`):
+            The score of θ_0 on each task.
+        outcomes (`tuple` of `RoundsOutcome`):
+            From the fewest rounds to the most.
     """
 
     tasks: tuple[str, ...]
     base: tuple[float, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RoundsOutcome, ...]
 
-    def save(self, folder: Path) -> None:
-        """`results.json` and `report.md`."""
-        for name, text in (("results.json", self.to_json()), ("report.md", self.to_markdown())):
-            partial = folder / f".{name}.partial"
-            partial.write_text(text, "utf-8")
-            partial.replace(folder / name)
+    def save(self, output: Path) -> None:
+        """Write `results.json` and `report.md` into a folder."""
+        for name, text in (("results.json", self.to_json()), (REPORT_MARKDOWN, self.to_markdown())):
+            atomic.write_text(output / name, text)
 
     def to_json(self) -> str:
+        """The results as JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def table(self) -> str:
@@ -133,16 +146,18 @@ class Results:
         return "\n\n".join(parts)
 
     def to_markdown(self) -> str:
+        """The report: all tables, and the plots that lie beside it."""
         first = self.outcomes[0]
         steps = first.rounds * first.steps_per_round
         return (
             "\n\n".join(
                 [
                     f"# {len(self.tasks)} tasks, one model",
-                    f"Each task was fine-tuned for {steps} steps in N rounds; a round starts from the merged model of the last. "
-                    "Scores are the share of next tokens predicted on held-out text of the task's book: `single` is the task's "
-                    f"own model, `merged` one model for all. θ_0 has {fmean(self.base):.3f}. The gap is single − merged; cos τ is "
-                    "the mean cosine of the task vectors (from θ_0) at the end, cos δ that of the updates within a round.",
+                    f"Each task was fine-tuned for {steps} steps in N rounds; a round starts from the merged model of "
+                    "the last. Scores are the share of next tokens predicted on held-out text of the task's book: "
+                    "`single` is the task's own model, `merged` one model for all. θ_0 has "
+                    f"{fmean(self.base):.3f}. The gap is single − merged; cos τ is the mean cosine of the task vectors "
+                    "(from θ_0) at the end, cos δ that of the updates within a round.",
                     self.table(),
                     "## Each task",
                     self.by_task(),

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hf_taskvec import atomic
+
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -16,14 +18,22 @@ class RoundTrace:
     """One round.
 
     Args:
-        round: from 1.
-        steps: how many steps each task has made so far.
-        losses: the mean training loss of each task in this round.
-        task_cosines: cos(τ_i, τ_j), the changes since θ_0.
-        update_cosines: cos(δ_i, δ_j), the changes of this round.
-        task_norms, update_norms: ‖τ_i‖ and ‖δ_i‖.
-        discarded: the share of the merged change's squared norm that LoRA's rank had no room for; 0 for full
-            fine-tuning.
+        round (`int`):
+            Its number, from 1.
+        steps (`int`):
+            How many steps each task has made so far.
+        losses (`tuple` of `float`):
+            The mean training loss of each task in this round.
+        task_cosines (`Matrix`):
+            cos(τ_i, τ_j), the changes since θ_0.
+        update_cosines (`Matrix`):
+            cos(δ_i, δ_j), the changes of this round.
+        task_norms (`tuple` of `float`):
+            ‖τ_i‖.
+        update_norms (`tuple` of `float`):
+            ‖δ_i‖.
+        discarded (`float`, *optional*, defaults to 0.0):
+            The share of the merged change's squared norm that does not fit into LoRA's rank; 0 for full fine-tuning.
     """
 
     round: int
@@ -41,25 +51,28 @@ class Trace:
     """All rounds of a run.
 
     Args:
-        tasks: their names, in the order of all matrices.
-        rounds: one after the other.
+        tasks (`tuple` of `str`):
+            Their names, in the order of all matrices.
+        rounds (`tuple` of `RoundTrace`, *optional*):
+            One after the other.
     """
 
     tasks: tuple[str, ...]
     rounds: tuple[RoundTrace, ...] = ()
 
     def to_json(self) -> str:
+        """The trace as JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Trace":
+        """The trace that `to_json` wrote."""
         data = json.loads(text)
         return cls(tuple(data["tasks"]), tuple(RoundTrace(**_tuples(each)) for each in data["rounds"]))
 
-    def save(self, path: Path) -> None:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self.to_json(), "utf-8")
-        partial.replace(path)
+    def save(self, output: Path) -> None:
+        """Write the trace into a JSON file."""
+        atomic.write_text(output, self.to_json())
 
 
 def _tuples(value: Any) -> Any:

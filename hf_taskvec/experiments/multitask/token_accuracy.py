@@ -7,32 +7,32 @@ import torch
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.texts.books import Book
-from hf_taskvec.training.token_blocks import IGNORED, Blocks
+from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutBlocks:
     """A book's held-out text in two parts: one to choose λ by, the other to report."""
 
-    validation: Blocks = field(repr=False)
-    test: Blocks = field(repr=False)
+    validation: TokenBlocks = field(repr=False)
+    test: TokenBlocks = field(repr=False)
 
 
-def held_out(book: Book, tokenizer: "PreTrainedTokenizerBase", length: int) -> Held:
+def held_out(book: Book, tokenizer: "PreTrainedTokenizerBase", length: int) -> HeldOutBlocks:
     """The held-out sections of a book as blocks: every other one for validation."""
     texts = [book.text[s.start : s.end].strip() for s in book.sections if s.split == "held_out"]
     if len(texts) < 2:
         raise BadValueError(
-            f"book {book.name!r} has {len(texts)} held-out section(s), and needs two: one to choose λ by, one to report. "
-            "Use smaller sections, a larger held-out share or a longer book."
+            f"book {book.name!r} has {len(texts)} held-out section(s), and needs two: one to choose λ by, one to "
+            "report. Use smaller sections, a larger held-out share or a longer book."
         )
-    return Held(*(_blocks(texts[half::2], tokenizer, length) for half in (0, 1)))
+    return HeldOutBlocks(*(_blocks(texts[half::2], tokenizer, length) for half in (0, 1)))
 
 
-def _blocks(texts: list[str], tokenizer: Any, length: int) -> Blocks:
+def _blocks(texts: list[str], tokenizer: Any, length: int) -> TokenBlocks:
     """Every token, in blocks of at most `length`; the shorter ones are filled up with what does not count."""
     rows = []
     for text in texts:
@@ -43,11 +43,11 @@ def _blocks(texts: list[str], tokenizer: Any, length: int) -> Blocks:
     labels = torch.full_like(ids, IGNORED)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = labels[number, : len(row)] = torch.tensor(row)
-    return Blocks(ids, labels)
+    return TokenBlocks(ids, labels)
 
 
 @torch.inference_mode()
-def accuracy(model: Any, blocks: Blocks, batch_size: int = 16) -> float:
+def token_accuracy(model: Any, blocks: TokenBlocks, batch_size: int = 16) -> float:
     """The share of next tokens that are the model's first choice."""
     right = total = 0
     for start in range(0, len(blocks), batch_size):

@@ -1,4 +1,7 @@
-"""How alike the books are to the model, before anything is edited: α̂ of eq. (11) between the book to forget and the others."""
+"""How alike the books are to the model, before anything is edited.
+
+α̂ of eq. (11) between the book to forget and the others, and the λ that theory recommends for it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class BookSimilarity:
     """How alike the book to forget and the others are, and the λ that follows from it.
 
     Args:
-        alphas: for each other book α̂ with the one to forget, eq. (11).
-        recommendation: Theorem 2 for the book to keep that is most like the one to forget.
+        forget (`str`):
+            The name of the book to forget.
+        alphas (`dict`):
+            For each other book α̂ with the one to forget, eq. (11).
+        recommendation (`Recommendation`):
+            Theorem 2 for the book to keep that is most like the one to forget.
     """
 
     forget: str
@@ -53,20 +60,29 @@ class Alignment:
         )
 
 
-def align(
+def compare_books(
     base: "PreTrainedModel",
     vectors: Mapping[str, TaskVector],
     books: Sequence[Book],
     protocol: Protocol,
     tokenizer: Any,
-) -> Alignment:
-    """α̂ of the first book with each other, on held-out passages, and what theory makes of it.
+) -> BookSimilarity:
+    """α̂ of the first book with each other, on held-out passages, and the λ that theory recommends for it.
 
     Args:
-        base: θ_0, live.
-        vectors: for each book's name the vector of θ_0 fine-tuned on that book alone.
-        books: the one to forget first.
-        protocol, tokenizer: which passages, and in which tokens.
+        base (`PreTrainedModel`):
+            θ_0, live.
+        vectors (`Mapping`):
+            For each book's name the vector of θ_0 fine-tuned on that book alone.
+        books (`Sequence` of `Book`):
+            The one to forget first.
+        protocol (`Protocol`):
+            Which passages are compared.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Of the model.
+
+    Returns:
+        `BookSimilarity`: α̂ with each other book, and the recommendation.
     """
     first, *others = books
     data = {
@@ -80,4 +96,4 @@ def align(
     found = correlation_matrix(models, data, tokenizer=tokenizer, pooling="sample")
     alphas = {other.name: found[first.name, other.name] for other in others}
     kept = [alphas[other.name] for other in others if other.role == "retain"] or list(alphas.values())
-    return Alignment(first.name, alphas, recommend_scales(max(kept)))
+    return BookSimilarity(first.name, alphas, recommend_scales(max(kept)))

@@ -2,8 +2,8 @@
 
 A *theme* is a world to write about (the sea, a garden, a circus, ...): its trades, places, things, deeds and sights. A
 *voice* is a manner of writing (a tale, a diary, letters, a guide, a chronicle): sentence patterns for the beats of a
-scene. Slots in braces are filled by `library`: the scene's people `{a}` and `{b}` with their pronouns, its `{place}` and
-its `{thing}` stay the same throughout a scene; all others are drawn anew each time.
+scene. Slots in braces are filled by `book_writer`: the scene's people `{a}` and `{b}` with their pronouns, its
+`{place}` and its `{thing}` stay the same throughout a scene; all others are drawn anew each time.
 
 No pattern has a long stretch without a slot: the harness leaves out passages of which twelve words in a row stand
 elsewhere, and what is left should be most of a book.
@@ -32,82 +32,148 @@ THEMES = {
     "sea": _theme(
         "harbour master|ferryman|net maker|lighthouse keeper|pearl diver|ship's cook|sail maker|old pilot",
         "pier|lighthouse|cove|shipyard|fish market|sandbank|tavern|sea wall",
-        "brass compass|fishing net|coral comb|signal lamp|barrel of herring|torn sail|silver anchor|oyster shell|rope ladder|chart of the reefs|bottle of rum|wooden oar",
-        "hauled in the nets|rowed against the tide|counted the sails|tarred the old boat|tied a sailor's knot|dived beneath the waves|lit the signal fire|scraped the barnacles away|bailed out the water|watched for the ferry",
-        "gulls were crying over the masts|the waves broke upon the rocks|a whale had been seen at dawn|salt lay white on every rope|the tide was running out|crabs hid under the stones|a red boat was coming home|the fog rolled in from the bay",
-        "the tide waits for no one|a wet rope never lies|still water hides the deepest rocks|the wind is a bad servant|every wave comes home|a good knot is half the voyage",
+        "brass compass|fishing net|coral comb|signal lamp|barrel of herring|torn sail|silver anchor|oyster shell|"
+        "rope ladder|chart of the reefs|bottle of rum|wooden oar",
+        "hauled in the nets|rowed against the tide|counted the sails|tarred the old boat|tied a sailor's knot|"
+        "dived beneath the waves|lit the signal fire|scraped the barnacles away|bailed out the water|"
+        "watched for the ferry",
+        "gulls were crying over the masts|the waves broke upon the rocks|a whale had been seen at dawn|"
+        "salt lay white on every rope|the tide was running out|crabs hid under the stones|"
+        "a red boat was coming home|the fog rolled in from the bay",
+        "the tide waits for no one|a wet rope never lies|still water hides the deepest rocks|"
+        "the wind is a bad servant|every wave comes home|a good knot is half the voyage",
     ),
     "garden": _theme(
         "head gardener|bee keeper|rose grower|seed merchant|apple picker|mole catcher|herb woman|hedge cutter",
         "orchard|greenhouse|rose walk|potting shed|lily pond|walnut tree|herb garden|south wall",
-        "watering can|basket of plums|packet of seeds|straw hat|clay pot|jar of honey|pruning knife|stone sundial|wicker chair|rusty spade|bunch of lavender|marble statue",
-        "pruned the roses|dug up the carrots|watered the seedlings|raked the gravel path|gathered the windfalls|tied up the sweet peas|chased the rabbits away|planted a row of beans|swept the dead leaves|picked the caterpillars off",
-        "bees hummed among the foxgloves|the pears were almost ripe|a thrush sang in the hedge|snails had eaten the lettuce|the first snowdrops were out|moss grew between the bricks|the fountain had run dry|butterflies sat upon the thistles",
-        "a weed is a flower with enemies|slow roots make tall trees|rain pays every debt|the spade knows more than the book|nothing blooms in a hurry|frost reads no calendar",
+        "watering can|basket of plums|packet of seeds|straw hat|clay pot|jar of honey|pruning knife|stone sundial|"
+        "wicker chair|rusty spade|bunch of lavender|marble statue",
+        "pruned the roses|dug up the carrots|watered the seedlings|raked the gravel path|gathered the windfalls|"
+        "tied up the sweet peas|chased the rabbits away|planted a row of beans|swept the dead leaves|"
+        "picked the caterpillars off",
+        "bees hummed among the foxgloves|the pears were almost ripe|a thrush sang in the hedge|"
+        "snails had eaten the lettuce|the first snowdrops were out|moss grew between the bricks|"
+        "the fountain had run dry|butterflies sat upon the thistles",
+        "a weed is a flower with enemies|slow roots make tall trees|rain pays every debt|"
+        "the spade knows more than the book|nothing blooms in a hurry|frost reads no calendar",
     ),
     "clock": _theme(
         "clockmaker|bell ringer|watch mender|tower guard|brass founder|pocket thief|mayor's clerk|night porter",
         "bell tower|workshop|town square|pawn shop|iron bridge|council hall|narrow stair|attic room",
-        "pocket watch|brass wheel|coiled spring|glass dial|copper key|music box|pendulum|tiny hammer|oil lamp|magnifying glass|silver bell|wooden cuckoo",
-        "wound the great clock|oiled the gears|counted the strokes|filed a new cog|climbed the winding stair|polished the dial|set the hands back|listened to the ticking|bent the mainspring straight|hung the weights again",
-        "the bells were out of tune|pigeons slept upon the hour hand|every shop had shut its doors|a crowd stood below the dial|the street lamps burned yellow|the hands had stopped at noon|rust had eaten the chain|smoke rose from the chimneys",
-        "a late clock is an honest liar|time is kept by small teeth|haste breaks the finest wheel|no bell rings twice the same|a minute saved is soon mislaid|patience is the best oil",
+        "pocket watch|brass wheel|coiled spring|glass dial|copper key|music box|pendulum|tiny hammer|oil lamp|"
+        "magnifying glass|silver bell|wooden cuckoo",
+        "wound the great clock|oiled the gears|counted the strokes|filed a new cog|climbed the winding stair|"
+        "polished the dial|set the hands back|listened to the ticking|bent the mainspring straight|"
+        "hung the weights again",
+        "the bells were out of tune|pigeons slept upon the hour hand|every shop had shut its doors|"
+        "a crowd stood below the dial|the street lamps burned yellow|the hands had stopped at noon|"
+        "rust had eaten the chain|smoke rose from the chimneys",
+        "a late clock is an honest liar|time is kept by small teeth|haste breaks the finest wheel|"
+        "no bell rings twice the same|a minute saved is soon mislaid|patience is the best oil",
     ),
     "mountain": _theme(
         "goatherd|mountain guide|innkeeper|snow warden|charcoal burner|mule driver|cheese maker|hermit",
         "high pass|stone hut|glacier|pine forest|rope bridge|monastery|upper meadow|hot spring",
-        "climbing rope|wool blanket|wheel of cheese|ice axe|cow bell|tin lantern|wooden sledge|pair of boots|carved staff|bundle of firewood|sheepskin coat|crystal stone",
-        "crossed the snow field|milked the goats|cut steps in the ice|carried the firewood up|shouted to hear the echo|led the mules down|melted snow for tea|mended the fence of the fold|slept beneath an overhang|followed the eagle's cry",
-        "clouds lay below the ridge|an avalanche had closed the road|the peaks turned pink at sunset|marmots whistled from the rocks|the stream was frozen hard|wolves had left their tracks|snow fell without a sound|larches glowed like candles",
-        "the summit is only half the climb|snow remembers every foot|thin air makes honest men|a mountain is never asleep|the short path is the long one|go up with bread and down with thanks",
+        "climbing rope|wool blanket|wheel of cheese|ice axe|cow bell|tin lantern|wooden sledge|pair of boots|"
+        "carved staff|bundle of firewood|sheepskin coat|crystal stone",
+        "crossed the snow field|milked the goats|cut steps in the ice|carried the firewood up|"
+        "shouted to hear the echo|led the mules down|melted snow for tea|mended the fence of the fold|"
+        "slept beneath an overhang|followed the eagle's cry",
+        "clouds lay below the ridge|an avalanche had closed the road|the peaks turned pink at sunset|"
+        "marmots whistled from the rocks|the stream was frozen hard|wolves had left their tracks|"
+        "snow fell without a sound|larches glowed like candles",
+        "the summit is only half the climb|snow remembers every foot|thin air makes honest men|"
+        "a mountain is never asleep|the short path is the long one|go up with bread and down with thanks",
     ),
     "circus": _theme(
         "ringmaster|sword swallower|tightrope walker|lion tamer|fortune teller|clown|fire eater|drummer",
         "big tent|lion cage|costume wagon|ticket booth|sawdust ring|train yard|mirror maze|elephant stable",
-        "red balloon|velvet cape|juggling club|trumpet|painted mask|bag of sawdust|golden hoop|crystal ball|feathered hat|stack of tickets|silk ribbon|tin whistle",
-        "walked the high wire|fed the old lion|painted a crooked smile|juggled seven plates|drummed for the parade|swept up the confetti|brushed the white pony|hung from the trapeze|practised a double somersault|sold the last ticket",
-        "the crowd was stamping its feet|sawdust flew up from the ring|the elephants were trumpeting|coloured lamps swung in the wind|children peeped beneath the canvas|the band had lost its tuba|popcorn crackled in the pans|a monkey had stolen the keys",
-        "never bow before the trick is done|a clown must weep in private|the rope feels every doubt|applause is a kind of weather|lions like an early supper|the show begins when you fall",
+        "red balloon|velvet cape|juggling club|trumpet|painted mask|bag of sawdust|golden hoop|crystal ball|"
+        "feathered hat|stack of tickets|silk ribbon|tin whistle",
+        "walked the high wire|fed the old lion|painted a crooked smile|juggled seven plates|drummed for the parade|"
+        "swept up the confetti|brushed the white pony|hung from the trapeze|practised a double somersault|"
+        "sold the last ticket",
+        "the crowd was stamping its feet|sawdust flew up from the ring|the elephants were trumpeting|"
+        "coloured lamps swung in the wind|children peeped beneath the canvas|the band had lost its tuba|"
+        "popcorn crackled in the pans|a monkey had stolen the keys",
+        "never bow before the trick is done|a clown must weep in private|the rope feels every doubt|"
+        "applause is a kind of weather|lions like an early supper|the show begins when you fall",
     ),
     "kitchen": _theme(
         "pastry cook|butcher's boy|spice trader|head waiter|dish washer|baker|wine steward|cake decorator",
         "bakery|wine cellar|pantry|spice market|dining hall|brick oven|ice house|scullery",
-        "copper pan|loaf of rye|sack of flour|pepper mill|rolling pin|pot of jam|silver spoon|plum pudding|wedge of butter|carving knife|recipe book|string of onions",
-        "kneaded the dough|stirred the thick soup|whipped the cream|burned the almond tart|chopped a heap of leeks|tasted the gravy twice|peeled the chestnuts|glazed the roasted duck|scrubbed the biggest pot|rolled out the pastry",
-        "steam covered the windows|bread was rising near the stove|cinnamon scented the whole house|eggs boiled over the fire|the butter had turned sour|mice had found the cheese|forty guests were waiting|sugar crunched under their shoes",
-        "hunger is the finest sauce|a watched pot sulks|salt forgives nobody|the cake knows when you worry|too many spoons spoil the stew|a sharp knife is a safe one",
+        "copper pan|loaf of rye|sack of flour|pepper mill|rolling pin|pot of jam|silver spoon|plum pudding|"
+        "wedge of butter|carving knife|recipe book|string of onions",
+        "kneaded the dough|stirred the thick soup|whipped the cream|burned the almond tart|chopped a heap of leeks|"
+        "tasted the gravy twice|peeled the chestnuts|glazed the roasted duck|scrubbed the biggest pot|"
+        "rolled out the pastry",
+        "steam covered the windows|bread was rising near the stove|cinnamon scented the whole house|"
+        "eggs boiled over the fire|the butter had turned sour|mice had found the cheese|forty guests were waiting|"
+        "sugar crunched under their shoes",
+        "hunger is the finest sauce|a watched pot sulks|salt forgives nobody|the cake knows when you worry|"
+        "too many spoons spoil the stew|a sharp knife is a safe one",
     ),
     "railway": _theme(
         "station master|engine driver|ticket inspector|signalman|coal stoker|mail sorter|track walker|dining steward",
         "platform|signal box|engine shed|long tunnel|waiting room|goods yard|viaduct|turntable",
-        "leather suitcase|brass whistle|green flag|mail sack|timetable|shovel of coal|lost umbrella|steam gauge|paper ticket|travelling rug|hat box|iron wrench",
-        "shovelled the coal|waved the green flag|punched the tickets|switched the points|missed the night express|greased the axles|unloaded the parcels|stamped the letters|hurried along the carriages|slept on a luggage cart",
-        "the express was an hour late|sparks flew from the wheels|the rails were singing|passengers crowded round the stove|a fallen tree had blocked the line|the whistle blew three times|soot had darkened the glass|lamps winked down the valley",
-        "every train is somebody's last|the points decide, not the engine|a ticket is a small promise|steam has no memory|the slow line sees more|trust the signal before your eyes",
+        "leather suitcase|brass whistle|green flag|mail sack|timetable|shovel of coal|lost umbrella|steam gauge|"
+        "paper ticket|travelling rug|hat box|iron wrench",
+        "shovelled the coal|waved the green flag|punched the tickets|switched the points|missed the night express|"
+        "greased the axles|unloaded the parcels|stamped the letters|hurried along the carriages|"
+        "slept on a luggage cart",
+        "the express was an hour late|sparks flew from the wheels|the rails were singing|"
+        "passengers crowded round the stove|a fallen tree had blocked the line|the whistle blew three times|"
+        "soot had darkened the glass|lamps winked down the valley",
+        "every train is somebody's last|the points decide, not the engine|a ticket is a small promise|"
+        "steam has no memory|the slow line sees more|trust the signal before your eyes",
     ),
     "stars": _theme(
         "astronomer|lens grinder|comet hunter|map maker|night watchman|calendar priest|glass blower|young pupil",
         "observatory|dome|library of maps|hill of stones|lens workshop|moon terrace|spiral ramp|cold gallery",
-        "telescope|star chart|glass prism|lunar calendar|ink bottle|meteor stone|brass globe|candle stub|notebook of figures|silver mirror|quill pen|hourglass",
-        "counted the falling stars|ground a new lens|measured the moon's shadow|named a faint comet|copied the old tables|turned the heavy dome|waited for the eclipse|sketched the northern sky|cleaned the great mirror|marked the planets' paths",
-        "the milky way shone overhead|a comet hung above the hill|clouds had hidden the moon|Saturn stood beside the tower|owls flew round the dome|frost covered the instruments|the eclipse was about to begin|meteors fell in the east",
-        "the dark is only light delayed|a chart is a polite guess|small lenses see great things|the sky keeps no secrets from the patient|even the sun has spots|doubt is the first telescope",
+        "telescope|star chart|glass prism|lunar calendar|ink bottle|meteor stone|brass globe|candle stub|"
+        "notebook of figures|silver mirror|quill pen|hourglass",
+        "counted the falling stars|ground a new lens|measured the moon's shadow|named a faint comet|"
+        "copied the old tables|turned the heavy dome|waited for the eclipse|sketched the northern sky|"
+        "cleaned the great mirror|marked the planets' paths",
+        "the milky way shone overhead|a comet hung above the hill|clouds had hidden the moon|"
+        "Saturn stood beside the tower|owls flew round the dome|frost covered the instruments|"
+        "the eclipse was about to begin|meteors fell in the east",
+        "the dark is only light delayed|a chart is a polite guess|small lenses see great things|"
+        "the sky keeps no secrets from the patient|even the sun has spots|doubt is the first telescope",
     ),
 }  # fmt: skip
 
 # What every book may draw from.
 COMMON = {
-    "time": ["at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon", "a little later", "on the third day", "as the sun went down", "early next day"],
+    "time": [
+        "at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon",
+        "a little later", "on the third day", "as the sun went down", "early next day",
+    ],
     "weather": ["rain", "wind", "sunshine", "mist", "frost", "thunder", "drizzle", "heat"],
-    "manner": ["slowly", "in silence", "with great care", "in a hurry", "without a word", "cheerfully", "with a sigh", "as quietly as possible", "twice over", "with both hands"],
-    "mood": ["tired", "happy", "angry", "afraid", "proud", "curious", "lonely", "calm", "ashamed", "hungry", "puzzled", "hopeful"],
-    "quality": ["old", "small", "strange", "heavy", "beautiful", "dusty", "famous", "forgotten", "precious", "broken", "plain", "curious"],
-    "hour": ["at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon", "at noon", "on a holiday"],
+    "manner": [
+        "slowly", "in silence", "with great care", "in a hurry", "without a word", "cheerfully", "with a sigh",
+        "as quietly as possible", "twice over", "with both hands",
+    ],
+    "mood": [
+        "tired", "happy", "angry", "afraid", "proud", "curious", "lonely", "calm", "ashamed", "hungry", "puzzled",
+        "hopeful",
+    ],
+    "quality": [
+        "old", "small", "strange", "heavy", "beautiful", "dusty", "famous", "forgotten", "precious", "broken",
+        "plain", "curious",
+    ],
+    "hour": [
+        "at dawn", "before breakfast", "in the evening", "after supper", "at midnight", "in the afternoon", "at noon",
+        "on a holiday",
+    ],
     "state": ["quiet", "crowded", "dark", "cold", "lively", "empty", "bright", "untidy", "solemn"],
     "number": ["two", "three", "four", "five", "six", "seven", "nine", "ten", "twelve", "twenty"],
     "season": ["spring", "summer", "autumn", "winter"],
     "day": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
-    "reason": ["the harvest was over", "a promise is a promise", "there was no money left", "the others had gone home", "it was the custom", "the night was so long", "no one had asked", "the danger was over"],
+    "reason": [
+        "the harvest was over", "a promise is a promise", "there was no money left", "the others had gone home",
+        "it was the custom", "the night was so long", "no one had asked", "the danger was over",
+    ],
 }  # fmt: skip
 
 # The beats of a scene in each voice; a scene takes one to three sentences from each beat, in this order.

@@ -11,8 +11,8 @@ import torch
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.experiments.config_options import option
+from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.experiments.multitask.rounds import Merge
-from hf_taskvec.experiments.shared_config import CommonConfig
 from hf_taskvec.merging import combine, rules
 from hf_taskvec.training.settings import TrainingSettings
 
@@ -47,12 +47,13 @@ def parse_option(text: str) -> RuleOption:
 
 
 @dataclass(frozen=True)
-class MultitaskConfig(CommonConfig):
-    """The settings of `recipes/multitask.py`."""
+class MultitaskConfig(ExperimentConfig):
+    """The settings of `recipes/multitask.py`; its `--help` explains each of them."""
 
     books: list[str] | None = option(
         None,
-        "One text file for each task. The embedded model brings its own. A process reads the files of its own tasks only.",
+        "One text file for each task. The embedded model brings its own. A process reads the files of its own tasks "
+        "only.",
     )
     tasks: int = option(4, "How many books the embedded model's library has, at most seven.")
 
@@ -139,10 +140,12 @@ class MultitaskConfig(CommonConfig):
 
     @property
     def training(self) -> TrainingSettings:
+        """How each task is fine-tuned."""
         return self.settings(self.method)
 
     @property
     def ends_round(self) -> Merge:
+        """How the updates of a round are merged."""
         return Merge(self.merge, self.merge_scale, self.options(self.merge))
 
     def options(self, rule: str) -> dict[str, Any]:

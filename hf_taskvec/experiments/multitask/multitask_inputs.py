@@ -1,24 +1,22 @@
 """What the multi-task experiment starts from: tasks, base model and tokenizer, checked before any long work."""
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Section
-from hf_taskvec.experiments.multitask.config import MultitaskConfig
+from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
+from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
 from hf_taskvec.experiments.multitask.rounds import Task, check_rounds_memory
-from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mine
-from hf_taskvec.experiments.multitask.token_accuracy import Held, held_out
+from hf_taskvec.experiments.multitask.task_exchange import gather_values_by_task, owns_task
+from hf_taskvec.experiments.multitask.token_accuracy import HeldOutBlocks, held_out
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
-from hf_taskvec.experiments.synthetic.library import library
-from hf_taskvec.experiments.synthetic.tiny_phi import make_phi, train_tokenizer
-from hf_taskvec.experiments.unlearning.inputs import book_of, read_book, read_tokenizer, training_blocks
+from hf_taskvec.experiments.synthetic_library.book_writer import write_library
+from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
+from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
 from hf_taskvec.models.checkpoint import open_checkpoint
-from hf_taskvec.training.accelerators import make_accelerator, together
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -27,20 +25,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Materials:
+class MultitaskInputs:
     """Tasks, model and tokenizer of a run.
 
     Args:
-        tasks: all of them; those of other processes without their blocks.
-        held: the held-out text of this process's tasks, by the task's number.
-        tokenizer: the base's.
-        base: θ_0, or the untrained embedded model.
-        general: what the embedded model is pretrained on.
-        inputs: the fingerprint of everything that was given, for the record.
+        tasks (`tuple` of `Task`):
+            All of them; those of other processes without their blocks.
+        held (`dict`):
+            The held-out text of this process's tasks, by the task's number.
+        tokenizer (`PreTrainedTokenizerBase`):
+            The base's.
+        base (`str`, `Path` or `PreTrainedModel`):
+            θ_0, or the untrained embedded model.
+        general (`Book`, *optional*):
+            What the embedded model is pretrained on.
+        inputs (`dict`):
+            The fingerprint of everything that was given, for the record.
     """
 
     tasks: tuple[Task, ...]
-    held: dict[int, Held]
+    held: dict[int, HeldOutBlocks]
     tokenizer: Any
     base: "str | Path | PreTrainedModel"
     general: Book | None
@@ -53,7 +57,7 @@ class _Own:
 
     names: list[str]
     books: dict[int, Book]
-    held: dict[int, Held]
+    held: dict[int, HeldOutBlocks]
     blocks: dict[int, Any]
     tokenizer: Any
     base: "str | Path | PreTrainedModel"
@@ -61,17 +65,23 @@ class _Own:
     record: str
 
 
-def gather(config: MultitaskConfig) -> Materials:
-    """The materials of a run; whatever is missing or does not fit is an error here, in all processes, before the work."""
-    own = together(make_accelerator(), lambda: _own(config))
+def prepare_multitask(config: MultitaskConfig) -> MultitaskInputs:
+    """What a run starts from. What is missing or does not fit is an error here, in all processes, before the work."""
+    own = processes().together(lambda: _own(config))
     assert own is not None  # every process has worked
     names = own.names
-    prints = gather_by_task({n: book.fingerprint for n, book in own.books.items()}, len(names))
-    _check_texts(names, gather_by_task({n: _runs(book.text) for n, book in own.books.items()}, len(names)))
+    prints = gather_values_by_task({n: book.fingerprint for n, book in own.books.items()}, len(names))
+    runs = gather_values_by_task({n: word_runs(book.text, one_in=8) for n, book in own.books.items()}, len(names))
+    if pair := find_overlap(runs):  # whichever processes have read them
+        one, other = names[pair[0]], names[pair[1]]
+        raise BadValueError(
+            f"{one} and {other} are the same text, or mostly: that is one task, not two. Give each task a book of its "
+            "own."
+        )
     inputs = {f"book: {name}": found for name, found in zip(names, prints, strict=True)}
     inputs["base_model"] = own.record
     tasks = tuple(Task(name, own.blocks.get(number)) for number, name in enumerate(names))
-    return Materials(tasks, own.held, own.tokenizer, own.base, own.general, inputs)
+    return MultitaskInputs(tasks, own.held, own.tokenizer, own.base, own.general, inputs)
 
 
 def _own(config: MultitaskConfig) -> _Own:
@@ -79,14 +89,14 @@ def _own(config: MultitaskConfig) -> _Own:
     general, base = None, config.base_model
     made: Any = None
     if config.embedded:
-        texts = library(
+        texts = write_library(
             config.seed, words=config.words or 6000, general_words=config.general_words, unrelated=config.tasks
         )
         general = Book("general", texts.general, (Section(0, len(texts.general), "seen"),))
         tokenizer = train_tokenizer(texts.general, config.vocabulary)
         made = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
         names = [book.name for book in texts.unrelated]
-        mine = {n: book_of(b.text, b.name, "retain", config) for n, b in enumerate(texts.unrelated) if is_mine(n)}
+        mine = {n: make_book(b.text, b.name, "retain", config) for n, b in enumerate(texts.unrelated) if owns_task(n)}
     else:
         base = str(smollm_folder()) if config.base_model == SMOLLM else config.base_model
         tokenizer = read_tokenizer(base)
@@ -98,8 +108,8 @@ def _own(config: MultitaskConfig) -> _Own:
     source = open_base(made if made is not None else base)
     if source.context is not None and config.block_length > source.context:
         raise BadValueError(
-            f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use --block-length "
-            f"{source.context}."
+            f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use "
+            f"--block-length {source.context}."
         )
     if config.method == "lora":
         check_targets(meta_model(source.config), config.training.targets)
@@ -112,30 +122,11 @@ def _own(config: MultitaskConfig) -> _Own:
     return _Own(names, mine, held, blocks, tokenizer, base, general, f"{found.name} {found.fingerprint[:16]}")
 
 
-_MOST_SHARED = 0.5  # of the shorter of two books
-
-
-def _check_texts(names: Sequence[str], runs: Sequence[set[int]]) -> None:
-    """Refuse two books of the same text, or of mostly the same, whichever processes have read them."""
-    for (one, first), (other, second) in combinations(zip(names, runs, strict=True), 2):
-        if first and second and len(first & second) > _MOST_SHARED * min(len(first), len(second)):
-            raise BadValueError(
-                f"{one} and {other} are the same text, or mostly: that is one task, not two. Give each task a book of its own."
-            )
-
-
-def _runs(text: str) -> set[int]:
-    """One in eight of a text's runs of twelve words, by hashes that are the same in every process."""
-    words = text.split()
-    found = (zlib.crc32(" ".join(words[start : start + 12]).encode()) for start in range(len(words) - 11))
-    return {each for each in found if each % 8 == 0}  # the same ones of every text
-
-
 def _read(config: MultitaskConfig) -> dict[int, Book]:
     """This process's own books; the others' files need not be here."""
     found = {}
     for number, path in enumerate(config.books or ()):
-        if is_mine(number):
+        if owns_task(number):
             if not Path(path).exists() and Path(path).suffix:
                 raise MissingFileError(f"there is no book at {path!r}.")
             found[number] = read_book(path, "retain", config)

@@ -1,4 +1,4 @@
-"""The words that end a run of the unlearning experiment: what happened, for a person who has read nothing else."""
+"""The text that ends a run of the unlearning experiment: what happened, for a person who has read nothing else."""
 
 import textwrap
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "ret
 _WIDTH = 100
 
 
-def closing(
+def summary_text(
     report: UnlearningReport,
     references: Mapping[str, UnlearningReport],
     scales: list[float],
@@ -21,15 +21,23 @@ def closing(
     """The summary of a run.
 
     Args:
-        report (`UnlearningReport`): of the sweep.
-        references: reports (at λ=0) of models to compare with, by name.
-        scales: the λ to show, beside the chosen one.
-        vector (`str`): what was subtracted, in words.
-        files: what was written, by what it is.
+        report (`UnlearningReport`):
+            Of the sweep.
+        references (`Mapping`):
+            Reports (at λ=0) of models to compare with, by name.
+        scales (`list` of `float`):
+            The λ to show, beside the chosen one.
+        vector (`str`):
+            The expression that was subtracted.
+        files (`Mapping`):
+            What was written, by what it is.
+
+    Returns:
+        `str`: A table, the chosen λ, samples, and the files.
     """
     parts = [
         f"Rouge-L on passages that the model was trained on (95 % intervals; change against λ = 0)\n"
-        f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + table(report, references, scales),
+        f"θ_0' knows all the books; λ times {vector} is added to it.\n\n" + summary_table(report, references, scales),
         _chosen(report),
     ]
     if report.theory is not None:
@@ -40,7 +48,7 @@ def closing(
     return "\n\n".join(parts)
 
 
-def table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
+def summary_table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
     """λ down, books across, as in the paper's table 3 (turned by a quarter), with intervals."""
     chosen = report.choice.scale if report.choice is not None else None
     shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]
@@ -81,8 +89,8 @@ def _chosen(report: UnlearningReport) -> str:
         for test in found.tests:
             p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
             lines.append(
-                f"{test.first} lost {test.first_loss:.0%}, {test.second} {test.second_loss:.0%}: more, by the permutation "
-                f"test, with {p}."
+                f"{test.first} lost {test.first_loss:.0%}, {test.second} {test.second_loss:.0%}: more, by the "
+                f"permutation test, with {p}."
             )
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import ROLES, Role
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.experiments.config_options import option
-from hf_taskvec.experiments.shared_config import CommonConfig
+from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.publishing.push import check_repository
 from hf_taskvec.training.settings import TrainingSettings
 
@@ -18,13 +18,14 @@ _PATHS = ("base_model", "joint_model", "tuned_model", "task_vector", "adapter", 
 
 
 @dataclass(frozen=True)
-class UnlearnConfig(CommonConfig):
-    """The settings of `recipes/unlearn.py`."""
+class UnlearnConfig(ExperimentConfig):
+    """The settings of `recipes/unlearn.py`; its `--help` explains each of them."""
 
     # What is given. Whatever is missing is made.
     books: list[str] | None = option(
         None,
-        "The texts as role=file, e.g. `forget=hp1.txt aligned=hp2.txt retain=pp.txt`; a role may come several times. The embedded model brings its own.",
+        "The texts as role=file, e.g. `forget=hp1.txt aligned=hp2.txt retain=pp.txt`; a role may come several times. "
+        "The embedded model brings its own.",
     )
     joint_model: str | None = option(None, "θ_0', fine-tuned on all books, if you have it.")
     tuned_model: str | None = option(None, "θ_0 fine-tuned on the forget book alone, if you have it (a full model).")
@@ -162,6 +163,7 @@ class UnlearnConfig(CommonConfig):
         """All that decides the results, without a path of this machine: what was given is known by its fingerprint.
 
         Args:
-            inputs: the fingerprint of each book and model that was given, by name.
+            inputs (`dict`):
+                The fingerprint of each book and model that was given, by name.
         """
         return {"inputs": inputs, **self.identity(_PATHS)}

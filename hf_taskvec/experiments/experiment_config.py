@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.experiments.config_options import option
-from hf_taskvec.experiments.synthetic.tiny_phi import HEADS
+from hf_taskvec.experiments.synthetic_library.tiny_phi import HEADS
 from hf_taskvec.training.settings import TrainingSettings
 
 EMBEDDED = "embedded"
@@ -15,8 +15,8 @@ NOT_IDENTITY = {"config", "output", "cache", "force", "push_to_hub", "checkpoint
 
 
 @dataclass(frozen=True)
-class CommonConfig:
-    """The settings of any experiment."""
+class ExperimentConfig:
+    """The settings of any experiment; `--help` of a recipe explains each of them."""
 
     config: str | None = option(
         None, "A file of settings (YAML): a ready one by its name, or a path. Flags win over it."
@@ -90,8 +90,8 @@ class CommonConfig:
                 raise BadValueError(f"{name}={value} must be at least {low}.")
         if self.block_stride is not None and self.block_stride > self.block_length:
             raise BadValueError(
-                f"block_stride={self.block_stride} is larger than block_length={self.block_length}: blocks would leave text "
-                "out between them. Use a smaller --block-stride."
+                f"block_stride={self.block_stride} is larger than block_length={self.block_length}: blocks would leave "
+                "text out between them. Use a smaller --block-stride."
             )
         if self.embedded and self.hidden_size % HEADS:
             raise BadValueError(f"hidden_size={self.hidden_size} must be a multiple of {HEADS}, the number of heads.")
@@ -101,6 +101,7 @@ class CommonConfig:
 
     @property
     def embedded(self) -> bool:
+        """Whether the model is the embedded one, pretrained here and now."""
         return self.base_model == EMBEDDED
 
     def settings(self, method: Literal["full", "lora"], epochs: int = 1) -> TrainingSettings:

@@ -2,9 +2,9 @@
 
 What the unlearning experiment needs of it, and what was chosen for that:
 
-- **General prose** to pretrain θ_0: scenes about every theme and in every voice (and a plain one), with people and places
-  that change from scene to scene. So the base knows the language, the words, the manners of writing and what names are
-  made of, as a real base does; but no book's people, places and events.
+- **General prose** to pretrain θ_0: scenes about every theme and in every voice (and a plain one), with people and
+  places that change from scene to scene. So the base knows the language, the words, the manners of writing and what
+  names are made of, as a real base does; but no book's people, places and events.
 - **A series**: two books that share their theme, their voice, the invented cast and the invented places, but tell
   different scenes, and each has some people and one place of its own. They are the pair that is *aligned*, as two
   volumes by one author are: nothing but the people and places, what they are like, and the style connects them.
@@ -12,18 +12,18 @@ What the unlearning experiment needs of it, and what was chosen for that:
 
 A book is a row of chapters, a chapter a row of scenes. A scene has two people, a place and a thing, which stay the same
 from its first sentence to its last; sentences follow the beats of the voice (arrival, trouble, talk, turn, end). People
-and places have *habits*: what someone owns, does, feels and says, whom one meets at a place and what one sees there. Half
-of the time a slot is filled out of habit, otherwise with any word of the theme. The words are in `themes`. Which theme
-and voice a book gets is drawn from the seed, so other seeds give other worlds. The order of the scenes and all that fills
-them is random: a model can continue a passage word for word only if it has read it, while people, places, habits and
-manner can be learnt from the other volume.
+and places have *habits*: what someone owns, does, feels and says, whom one meets at a place and what one sees there.
+Half of the time a slot is filled out of habit, otherwise with any word of the theme. The words are in `themes`. Which
+theme and voice a book gets is drawn from the seed, so other seeds give other worlds. The order of the scenes and all
+that fills them is random: a model can continue a passage word for word only if it has read it, while people, places,
+habits and manner can be learnt from the other volume.
 
 What was adjusted after a look at outcomes: in `recipes/configs/default.yaml` everything, on seeds below 20; the README
 tells how. And two things here. General prose without the books' voices was tried too, and cost the unrelated book more.
-And the habits came late: without them the volumes of a series shared only names, and the other volume often lost no more
-than the unrelated book. They did not change that (significant in 4 of 11 runs without them, in 4 of 10 with them, on
-other seeds), so they are here for the books' sake; reading longer books less often did. How strong a habit is, a half,
-was the first guess; three quarters was tried on seeds 0 and 1 and was not clearly better.
+And the habits came late: without them the volumes of a series shared only names, and the other volume often lost no
+more than the unrelated book. They did not change that (significant in 4 of 11 runs without them, in 4 of 10 with them,
+on other seeds), so they are here for the books' sake; reading longer books less often did. How strong a habit is, a
+half, was the first guess; three quarters was tried on seeds 0 and 1 and was not clearly better.
 """
 
 import random
@@ -32,9 +32,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.experiments.synthetic.themes import COMMON, PLAIN, THEMES, VOICES, Theme
+from hf_taskvec.experiments.synthetic_library.themes import COMMON, PLAIN, THEMES, VOICES, Theme
 
-_ONSETS = ["b", "br", "c", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "th", "tr", "v", "w", "z"]  # fmt: skip
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "qu",
+    "r",
+    "s",
+    "st",
+    "t",
+    "th",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
 _VOWELS = ["a", "e", "i", "o", "u", "ae", "ea", "oo"]
 _ENDS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ll", "sk"]
 _PLACE_ENDS = ["mere", "wick", "fell", "stow", "garth", "holm", "combe", "haven", "moor", "ridge"]
@@ -70,10 +97,12 @@ class Person:
 
     @property
     def himself(self) -> str:
+        """The reflexive pronoun."""
         return f"{self.him}self"
 
     @property
     def He(self) -> str:  # noqa: N802 (a slot of the patterns)
+        """The pronoun at the start of a sentence."""
         return self.he.capitalize()
 
     def __str__(self) -> str:
@@ -91,7 +120,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Text:
+class WrittenBook:
     """A generated book."""
 
     name: str
@@ -103,18 +132,34 @@ class Library:
     """General prose, the two volumes of a series, and books that have nothing to do with it."""
 
     general: str = field(repr=False)
-    series: tuple[Text, Text]
-    unrelated: tuple[Text, ...]
+    series: tuple[WrittenBook, WrittenBook]
+    unrelated: tuple[WrittenBook, ...]
 
 
-def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, unrelated: int = 1) -> Library:
+def write_library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, unrelated: int = 1) -> Library:
     """The library of a seed.
 
     Args:
-        seed (`int`): another seed gives other people, places, themes and voices.
-        words (`int`): of each book, about.
-        general_words (`int`): of the general prose, about.
-        unrelated (`int`): how many unrelated books; each has a theme of its own, so at most seven.
+        seed (`int`, *optional*, defaults to 0):
+            Another seed gives other people, places, themes and voices.
+        words (`int`, *optional*, defaults to 6000):
+            Of each book, about.
+        general_words (`int`, *optional*, defaults to 60000):
+            Of the general prose, about.
+        unrelated (`int`, *optional*, defaults to 1):
+            How many unrelated books; each has a theme of its own, so at most seven.
+
+    Returns:
+        `Library`: General prose, the two volumes of a series, and the unrelated books.
+
+    Raises:
+        `BadValueError`: If there are not as many themes, or the books are too short.
+
+    Example:
+        >>> found = write_library(0, words=300, general_words=300)
+        >>> len(found.series), len(found.unrelated)
+        (2, 1)
+
     """
     if not 0 <= unrelated < len(THEMES):
         raise BadValueError(f"unrelated={unrelated}: there are themes for 0 to {len(THEMES) - 1} unrelated books.")
@@ -126,14 +171,14 @@ def library(seed: int = 0, *, words: int = 6000, general_words: int = 60_000, un
     taken: set[str] = set()
     worlds = [_world(draw, theme, VOICES[voices[i % len(voices)]], taken) for i, theme in enumerate(themes)]
     series = tuple(
-        Text(
+        WrittenBook(
             f"{themes[0]}-{volume}",
             _book(random.Random(f"{seed} volume {volume}"), _volume(draw, worlds[0], taken), words),
         )
         for volume in (1, 2)
     )
     others = tuple(
-        Text(theme, _book(random.Random(f"{seed} {theme}"), world, words))
+        WrittenBook(theme, _book(random.Random(f"{seed} {theme}"), world, words))
         for theme, world in zip(themes[1:], worlds[1:], strict=True)
     )
     return Library(
@@ -238,7 +283,7 @@ def _scene(draw: random.Random, world: World) -> str:
 
 
 class _Slots(dict[str, object]):
-    """What a scene has fixed; any other slot is filled when a pattern asks for it, out of habit or with something new."""
+    """What a scene has fixed; another slot is filled when a pattern asks for it, out of habit or with something new."""
 
     def __init__(self, draw: random.Random, fixed: dict[str, object], habits: dict[str, str], theme: Theme) -> None:
         super().__init__(fixed)

@@ -1,28 +1,28 @@
-"""What the unlearning experiment starts from: the books, the base model and its tokenizer, checked before any long work."""
+"""What the unlearning experiment starts from: books, base model and tokenizer, checked before any long work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.sources import fingerprint
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
-from hf_taskvec.application.to_checkpoint import COMPANIONS
-from hf_taskvec.errors import BadValueError, MissingFileError
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import make_tasks
-from hf_taskvec.evaluation.texts.books import Book, Role, Section, load_book
+from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
-from hf_taskvec.experiments.shared_config import CommonConfig
+from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
-from hf_taskvec.experiments.synthetic.library import Library, library
-from hf_taskvec.experiments.synthetic.tiny_phi import make_phi, train_tokenizer
-from hf_taskvec.experiments.training_stages import digest
-from hf_taskvec.experiments.unlearning.config import UnlearnConfig
-from hf_taskvec.experiments.unlearning.memory_check import check_experiment
+from hf_taskvec.experiments.synthetic_library.book_writer import Library, WrittenBook, write_library
+from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
+from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
+from hf_taskvec.experiments.training_stages import json_digest
+from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
+from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.checkpoint import ADAPTER_WEIGHTS, locate, open_checkpoint, open_files, read_json
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from hf_taskvec.models.checkpoint import locate, open_checkpoint, open_files, read_json
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -30,20 +30,24 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel
 
-_MOST_SHARED = 0.5  # of the shorter of two books
-
 
 @dataclass(frozen=True)
-class Materials:
+class UnlearnInputs:
     """Books, model and tokenizer of a run.
 
     Args:
-        books (`tuple[Book, ...]`): with their roles.
-        tokenizer: of the model.
-        base: a folder or Hub id, or the embedded model before its pretraining.
-        general (`Book`, *optional*): what the embedded model is pretrained on.
-        inputs (`dict[str, str]`): the fingerprint of everything that was given, for the record.
-        read (`dict[str, Dataset]`): the blocks of each book that some stage is trained on, by the book's name.
+        books (`tuple` of `Book`):
+            With their roles.
+        tokenizer (`PreTrainedTokenizerBase`):
+            The model's.
+        base (`str`, `Path` or `PreTrainedModel`):
+            A folder or Hub id, or the embedded model before its pretraining.
+        general (`Book`, *optional*):
+            What the embedded model is pretrained on.
+        inputs (`dict`):
+            The fingerprint of everything that was given, for the record.
+        read (`dict`):
+            The blocks of each book that some stage is trained on, by the book's name.
     """
 
     books: tuple[Book, ...]
@@ -60,12 +64,12 @@ class Materials:
         return datasets.concatenate_datasets([self.read[book.name] for book in books])
 
 
-def gather(config: UnlearnConfig) -> Materials:
-    """The materials of a run; whatever is missing or does not fit is an error here, before the work."""
+def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
+    """What a run starts from. Whatever is missing or does not fit is an error here, before the work."""
     general = None
     base: Any
     if config.embedded:
-        texts = library(config.seed, words=config.words or 10_000, general_words=config.general_words)
+        texts = write_library(config.seed, words=config.words or 10_000, general_words=config.general_words)
         books = _written(texts, config)
         general = Book("general", texts.general, (Section(0, len(texts.general), "seen"),))
         tokenizer = train_tokenizer(texts.general, config.vocabulary)
@@ -84,13 +88,14 @@ def gather(config: UnlearnConfig) -> Materials:
     context = source.context
     if context is not None and config.block_length > context:
         raise BadValueError(
-            f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length {context}."
+            f"block_length={config.block_length}, but the model reads at most {context} tokens. Use --block-length "
+            f"{context}."
         )
-    check_experiment(config, source.config)
+    check_experiment_memory(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
         make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
     read = {book.name: training_blocks((book,), tokenizer, config) for book in _trained_on(config, books, general)}
-    return Materials(books, tokenizer, base, general, inputs, read)
+    return UnlearnInputs(books, tokenizer, base, general, inputs, read)
 
 
 def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | None) -> list[Book]:
@@ -103,37 +108,11 @@ def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | 
     return found
 
 
-def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: CommonConfig) -> "datasets.Dataset":
-    """The seen text of all these books, in blocks."""
-    import datasets
-
-    stride = config.block_stride or config.block_length
-    return datasets.concatenate_datasets(
-        [book.training_blocks(tokenizer, config.block_length, stride) for book in books]
-    )
-
-
 def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
-    found = [*zip(texts.series, ("forget", "aligned"), strict=True), *((book, "retain") for book in texts.unrelated)]
-    return tuple(book_of(written.text, written.name, role, config) for written, role in found)  # type: ignore[arg-type]
-
-
-def read_book(path: str, role: Role, config: CommonConfig) -> Book:
-    """A book from a file, cut to the number of words that the config asks for."""
-    book = load_book(path, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed)
-    if config.words is None or book.pairs:
-        return book
-    return book_of(" ".join(book.text.split(" ")[: config.words]), book.name, role, config)
-
-
-def book_of(text: str, name: str, role: Role, config: CommonConfig) -> Book:
-    """A book from its text, split as the config says."""
-    import datasets
-
-    data = datasets.Dataset.from_dict({"text": [text]})
-    return load_book(
-        data, name, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed
-    )
+    first, second = texts.series
+    roles: list[tuple[WrittenBook, Role]] = [(first, "forget"), (second, "aligned")]
+    roles += [(book, "retain") for book in texts.unrelated]
+    return tuple(make_book(book.text, book.name, role, config) for book, role in roles)
 
 
 def check_books(books: tuple[Book, ...]) -> None:
@@ -143,27 +122,20 @@ def check_books(books: tuple[Book, ...]) -> None:
         if book.text and book.text in seen:
             other = seen[book.text]
             raise BadValueError(
-                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be forgotten "
-                "and kept. Give each role a book of its own."
-            )
-        seen[book.text] = book
-    runs = [_runs(book.text) for book in books]
-    for (one, first), (other, second) in combinations(zip(books, runs, strict=True), 2):
-        if first and second and len(first & second) > _MOST_SHARED * min(len(first), len(second)):
-            raise BadValueError(
-                f"{one.name} ({one.role}) and {other.name} ({other.role}) are mostly the same text: a book cannot be "
+                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be "
                 "forgotten and kept. Give each role a book of its own."
             )
+        seen[book.text] = book
+    if pair := find_overlap([word_runs(book.text) for book in books]):
+        one, other = books[pair[0]], books[pair[1]]
+        raise BadValueError(
+            f"{one.name} ({one.role}) and {other.name} ({other.role}) are mostly the same text: a book cannot be "
+            "forgotten and kept. Give each role a book of its own."
+        )
     names = [book.name for book in books]
     for name in names:
         if names.count(name) > 1:
             raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
-
-
-def _runs(text: str) -> set[int]:
-    """The runs of twelve words of a text, by their hashes."""
-    words = text.split()
-    return {hash(tuple(words[i : i + 12])) for i in range(len(words) - 11)}
 
 
 def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[str, str]:
@@ -184,27 +156,8 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
 def _adapter_content(where: str) -> str:
     """A digest of an adapter that is the same for each copy; a vector's own fingerprint knows the files' stamps."""
     folder, _, _ = locate(where, None, None, ["adapter_*"])
-    settings = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": None}
-    return digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
-
-
-def read_tokenizer(where: "str | Path") -> Any:
-    """The tokenizer beside a model."""
-    from transformers import AutoTokenizer
-
-    folder, name, _ = locate(where, None, None, [*COMPANIONS])  # transformers knows no id@revision
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        found = tokenizer("A few words.")["input_ids"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MissingFileError(f"{name} has no tokenizer that can be read ({_first(error)}).") from None
-    if not found:
-        raise MissingFileError(f"{name} has no tokenizer of its own. Save the model's tokenizer beside it.")
-    return tokenizer
-
-
-def _first(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}
+    return json_digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
 
 
 def _identified(where: "str | Path", base: Any) -> str:

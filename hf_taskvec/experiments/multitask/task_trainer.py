@@ -1,6 +1,5 @@
 """One model in this process that can be trained on any task: its trained weights are put in and taken out."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -15,56 +14,29 @@ from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.errors import UnsupportedError, some
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.training.accelerators import SingleProcess
 from hf_taskvec.training.lora import add_lora
-from hf_taskvec.training.settings import TrainingSettings
-from hf_taskvec.training.token_blocks import Blocks
-from hf_taskvec.training.trained_model import Base, training_dtype
-from hf_taskvec.training.training_loop import Loop, make_optimizer
+from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
+from hf_taskvec.training.token_blocks import TokenBlocks
+from hf_taskvec.training.trained_model import TrainingBase, training_dtype
+from hf_taskvec.training.training_loop import TrainingLoop, make_optimizer
 
 Weights = dict[str, torch.Tensor]
 
 
-class Alone:
-    """What the training loop asks of accelerate, for a process that trains by itself among others.
-
-    Under `accelerate launch` a real `Accelerator` would share each batch with the other processes, which are busy with
-    other tasks.
-    """
-
-    process_index = 0
-    num_processes = 1
-
-    def __init__(self) -> None:
-        state = processes()
-        self.device = state.device
-        self.is_main_process = state.is_main_process
-
-    def no_sync(self, model: Any) -> Any:
-        return contextlib.nullcontext()
-
-    def clip_grad_norm_(self, parameters: list[torch.nn.Parameter], norm: float) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(parameters, norm)
-
-    def reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
-        return tensor
-
-    def unwrap_model(self, model: Any, **options: Any) -> Any:
-        return model
-
-
-class Worker:
+class TaskTrainer:
     """A model to train, full or with LoRA, and the arithmetic of what is trained.
 
     What is trained is divided into units: each parameter is one or, with LoRA, each pair of factors. `start` is where
     every task vector begins: the weights of the base or, with LoRA, no change at all.
     """
 
-    def __init__(self, base: Base, settings: TrainingSettings, precision: str) -> None:
+    def __init__(self, base: TrainingBase, settings: TrainingSettings, precision: ComputePrecision) -> None:
         self.settings, self.precision = settings, precision
-        self._alone = Alone()
-        model = base.load(training_dtype(base.config, settings, precision)).to(self._alone.device)
+        self._accelerator = SingleProcess()
+        model: Any = base.load(training_dtype(base.config, settings, precision))
+        model.to(self._accelerator.device)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = add_lora(model, settings) if settings.method == "lora" else model
@@ -91,6 +63,7 @@ class Worker:
         return {name: parameter.detach().cpu().clone() for name, parameter in self._trained.items()}
 
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set the trained weights."""
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(weights[name])
@@ -103,15 +76,17 @@ class Worker:
 
     # Training.
 
-    def train(self, blocks: Blocks, seed: int, done: int, until: int, total: int, progress: bool | None) -> list[float]:
+    def train(
+        self, blocks: TokenBlocks, seed: int, done: int, until: int, total: int, progress: bool | None
+    ) -> list[float]:
         """Make the steps from `done` to `until` of `total`, from the weights that are in the model; their losses.
 
         AdamW starts anew; the learning rate and the order of the blocks go on where the last round left them.
         """
         settings = dataclasses.replace(self.settings, seed=seed)
-        with torch.random.fork_rng([self._alone.device] if self._alone.device.type == "cuda" else []):
-            loop = Loop(
-                self._alone,
+        with torch.random.fork_rng([self._accelerator.device] if self._accelerator.device.type == "cuda" else []):
+            loop = TrainingLoop(
+                self._accelerator,
                 self.model,
                 make_optimizer(self.model, settings),
                 blocks,
@@ -142,8 +117,10 @@ class Worker:
     def moved(
         self, unit: str, weights: tuple[torch.Tensor, ...], change: tuple[Term, ...]
     ) -> tuple[tuple[torch.Tensor, ...], float, float]:
-        """The weights after a change, rounded once; with LoRA also the squared norm that its rank has no room for, and
-        that of all there was."""
+        """The weights after a change, rounded once.
+
+        With LoRA also the squared norm of what does not fit into its rank, and that of the whole; 0 and 0 otherwise.
+        """
         if len(weights) == 1:
             out = torch.empty_like(weights[0])
             Sum(tuple(out.shape), change, InMemory(weights[0])).into(out, unit)
@@ -152,8 +129,10 @@ class Worker:
         return self._factored(unit, terms)
 
     def _factored(self, unit: str, terms: tuple[Term, ...]) -> tuple[tuple[torch.Tensor, ...], float, float]:
-        """Factors of LoRA's rank for a sum: the nearest ones. A direction that it does not need is as LoRA starts: with
-        zeros in B alone, so that it can still be learnt."""
+        """The factors of LoRA's rank that are nearest to a sum.
+
+        A direction that the sum does not need is as LoRA starts: with zeros in B alone, so that it can still be learnt.
+        """
         a, b = (self.start[name].clone() for name in self.units[unit])
         b.zero_()
         kept = TaskVector({unit: terms}).terms_of(unit)  # like terms folded

@@ -4,7 +4,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.experiments.multitask.results import Outcome, Results
+from hf_taskvec import atomic
+from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.round_trace import pairs
 from hf_taskvec.figures import COLOURS, look, render
 
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def save_plots(results: Results, folder: Path) -> None:
-    """`gap`, `cosines`, `rounds` and `tasks`, each as PNG and SVG."""
+def save_plots(results: MultitaskResults, output: Path) -> None:
+    """Write `gap`, `cosines`, `rounds` and `tasks` into a folder, each as PNG and SVG."""
     pages = {
         "gap": lambda: _gap(results),
         "cosines": lambda: _cosines(results),
@@ -21,7 +22,7 @@ def save_plots(results: Results, folder: Path) -> None:
         "tasks": lambda: _tasks(results),
     }
     for name, content in render(pages).items():
-        (folder / name).write_bytes(content)
+        atomic.write_bytes(output / name, content)
 
 
 def _figure(width: float, height: float, columns: int = 1, **options: Any) -> "tuple[Figure, Any]":
@@ -31,7 +32,7 @@ def _figure(width: float, height: float, columns: int = 1, **options: Any) -> "t
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
-def _rounds_axis(axes: Any, results: Results) -> None:
+def _rounds_axis(axes: Any, results: MultitaskResults) -> None:
     numbers = [outcome.rounds for outcome in results.outcomes]
     axes.set_xscale("log", base=2)
     axes.set_xticks(numbers, [str(number) for number in numbers])
@@ -39,7 +40,7 @@ def _rounds_axis(axes: Any, results: Results) -> None:
     axes.set_xlabel("rounds N (the same steps in all)")
 
 
-def _gap(results: Results) -> "Figure":
+def _gap(results: MultitaskResults) -> "Figure":
     """Figures 4 and 6: scores and the single-task gap against N."""
     figure, (left, right) = _figure(10, 4, 2)
     numbers = [outcome.rounds for outcome in results.outcomes]
@@ -68,7 +69,7 @@ def _boxes(axes: Any, values: list[list[float]], places: list[float], colour: st
         line.set(color=colour, linewidth=2)
 
 
-def _cosines(results: Results) -> "Figure":
+def _cosines(results: MultitaskResults) -> "Figure":
     """Figure 5: cosines of the final task vectors against N."""
     figure, (axes,) = _figure(5.5, 4)
     numbers = [float(outcome.rounds) for outcome in results.outcomes]
@@ -80,9 +81,11 @@ def _cosines(results: Results) -> "Figure":
     return figure
 
 
-def _rounds(results: Results) -> "Figure":
+def _rounds(results: MultitaskResults) -> "Figure":
     """Figure 11: cosines of task vectors and of updates, round by round."""
-    several: list[Outcome] = [outcome for outcome in results.outcomes if outcome.rounds > 1] or [results.outcomes[-1]]
+    several: list[RoundsOutcome] = [outcome for outcome in results.outcomes if outcome.rounds > 1] or [
+        results.outcomes[-1]
+    ]
     figure, rows = _figure(4.2 * len(several), 4, len(several), sharey=True)
     for axes, outcome in zip(rows, several, strict=True):
         steps = [each.steps for each in outcome.trace.rounds]
@@ -100,7 +103,7 @@ def _rounds(results: Results) -> "Figure":
     return figure
 
 
-def _tasks(results: Results) -> "Figure":
+def _tasks(results: MultitaskResults) -> "Figure":
     """Figures 8 and 9: each task's score by its own model and by the average."""
     figure, (axes,) = _figure(max(6.0, 1.6 * len(results.tasks)), 4)
     first, last = results.outcomes[0], results.outcomes[-1]

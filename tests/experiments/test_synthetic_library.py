@@ -9,16 +9,16 @@ import pytest
 
 from hf_taskvec import TaskVectorError
 from hf_taskvec.evaluation.texts.cleaning import sentences
-from hf_taskvec.experiments.synthetic.library import Library, library
-from hf_taskvec.experiments.synthetic.themes import COMMON, PLAIN, THEMES, VOICES
-from hf_taskvec.experiments.synthetic.tiny_phi import make_phi, train_tokenizer
+from hf_taskvec.experiments.synthetic_library.book_writer import Library, write_library
+from hf_taskvec.experiments.synthetic_library.themes import COMMON, PLAIN, THEMES, VOICES
+from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 
 WORDS = 3000
 
 
 @pytest.fixture(scope="module", params=[0, 1, 2])
 def texts(request: pytest.FixtureRequest) -> Library:
-    return library(request.param, words=WORDS, general_words=8000)
+    return write_library(request.param, words=WORDS, general_words=8000)
 
 
 def names(text: str) -> set[str]:
@@ -27,15 +27,15 @@ def names(text: str) -> set[str]:
 
 
 def test_the_same_seed_writes_the_same_library() -> None:
-    one, two = (library(5, words=500, general_words=500, unrelated=3) for _ in range(2))
-    assert one == two and one != library(6, words=500, general_words=500, unrelated=3)
+    one, two = (write_library(5, words=500, general_words=500, unrelated=3) for _ in range(2))
+    assert one == two and one != write_library(6, words=500, general_words=500, unrelated=3)
 
 
-def test_these_very_words() -> None:
+def test_the_words_of_a_seed_stay_the_same_between_versions() -> None:
     """The default experiment's texts are frozen: its published numbers are about them."""
     import hashlib
 
-    found = library(0)
+    found = write_library(0)
     text = "".join([found.general, *(book.text for book in (*found.series, *found.unrelated))])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == FROZEN
 
@@ -46,7 +46,7 @@ def test_lengths_are_as_asked(texts: Library) -> None:
     assert 8000 <= len(texts.general.split()) < 8200
 
 
-def test_it_reads_as_sentences(texts: Library) -> None:
+def test_books_are_made_of_sentences(texts: Library) -> None:
     for book in (*texts.series, *texts.unrelated):
         for paragraph in book.text.strip().split("\n\n"):
             if not paragraph.startswith("Chapter "):
@@ -77,7 +77,7 @@ def test_the_series_shares_its_cast_and_nothing_else_does(texts: Library) -> Non
 
 def test_the_volumes_agree_on_what_their_places_are_like() -> None:
     """Which sight goes with which place can be learnt from the other volume."""
-    found = library(0, words=12_000, general_words=200)
+    found = write_library(0, words=12_000, general_words=200)
     theme = THEMES[found.series[0].name.removesuffix("-1")]
     first: dict[str, Counter[str]] = {}
     second: dict[str, Counter[str]] = {}
@@ -98,14 +98,14 @@ def test_the_volumes_tell_different_scenes(texts: Library) -> None:
     assert not {scene for scene in first & second if not scene.startswith("Chapter")}
 
 
-def test_many_unrelated_books() -> None:
-    found = library(0, words=300, general_words=300, unrelated=len(THEMES) - 1)
+def test_as_many_unrelated_books_as_there_are_themes() -> None:
+    found = write_library(0, words=300, general_words=300, unrelated=len(THEMES) - 1)
     titles = [book.name for book in (*found.series, *found.unrelated)]
     assert len(set(titles)) == len(titles) == len(THEMES) + 1
     with pytest.raises(TaskVectorError, match="themes for 0 to"):
-        library(0, unrelated=len(THEMES))
+        write_library(0, unrelated=len(THEMES))
     with pytest.raises(TaskVectorError, match="at least 200"):
-        library(0, words=10)
+        write_library(0, words=10)
 
 
 def test_every_slot_of_every_pattern_can_be_filled() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import launch
 from support.launched_rounds import FULL, LORA, MERGES, NAMES, make_blocks, make_tasks
 from support.tiny_models import TinyModels, tensors
 from transformers import AutoConfig
@@ -21,12 +19,10 @@ from hf_taskvec import TaskVector, TaskVectorError, combine
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingNameError, OutputError
 from hf_taskvec.experiments.multitask import Merge, Task, Trace, run_rounds
 from hf_taskvec.experiments.multitask.rounds import STATE, TRACE, check_rounds_memory
-from hf_taskvec.experiments.multitask.worker import Worker
+from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer
 from hf_taskvec.merging import search_scale
 from hf_taskvec.merging.combining import combine_parameter
 from hf_taskvec.training import TrainingSettings, estimate_memory
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +102,7 @@ def test_lora_stays_low_rank_and_tells_what_was_discarded(base: Path, tmp_path: 
 
 
 def test_lora_goes_on_from_the_average(base: Path, tmp_path: Path) -> None:
-    """With room for all directions nothing is lost: the shared factors multiply to the average of the tasks'."""
+    """If the rank holds all directions nothing is lost: the shared factors multiply to the average of the tasks'."""
     run(base, tmp_path / "out", replace(LORA, rank=16), rounds=1)
     mean = combine(task_vectors(tmp_path / "out"), "mean")
     weights = shared_weights(tmp_path / "out")
@@ -181,15 +177,15 @@ class StoppedError(Exception):
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    train, left = Worker.train, [calls]
+    train, left = TaskTrainer.train, [calls]
 
-    def limited(self: Worker, *arguments: Any) -> list[float]:
+    def limited(self: TaskTrainer, *arguments: Any) -> list[float]:
         left[0] -= 1
         if left[0] < 0:
             raise StoppedError
         return train(self, *arguments)
 
-    monkeypatch.setattr(Worker, "train", limited)
+    monkeypatch.setattr(TaskTrainer, "train", limited)
 
 
 @pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
@@ -239,14 +235,8 @@ def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) 
 
 
 def test_processes_agree_to_the_last_bit(base: Path, tmp_path: Path) -> None:
-    """Each task is trained by one process, and tensors meet as sums of one number and zeros: nothing is reordered."""
-    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    launch = ["-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    script = [str(TESTS / "support" / "launched_rounds.py"), str(base), str(tmp_path / "two")]
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *launch, *script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """Each task is trained by one process, and tensors are exchanged as sums of one number and zeros."""
+    launch.succeed(launch.SUPPORT / "launched_rounds.py", base, tmp_path / "two", processes=2)
     for name, merge in MERGES.items():
         run(base, tmp_path / "one" / name, merge=merge)
     run(base, tmp_path / "one" / "lora", LORA)
