@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
-from hf_taskvec.evaluation.reporting.recommended_scale import Theory
+from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.statistics import Interval
@@ -233,6 +233,23 @@ class UnlearningReport:
             + (f" at λ={scale:g}" if scale is not None else " at the chosen λ")
             + f"; it compares {', '.join(known) or 'nothing'}"
         )
+
+    def judge(self, scale: float | None) -> Judgement:
+        """How good a λ was that theory recommended before the sweep.
+
+        Args:
+            scale (`float`, *optional*):
+                The recommended λ, as `recommend_scales(alpha).sweep_scale` gives it. The sweep must have evaluated it:
+                `scales_with` puts it into the grid.
+
+        Returns:
+            `Judgement`: What it forgot and kept, and all of it as a sentence.
+
+        Raises:
+            `BadValueError`: If there is no such λ (`None`), or none was chosen, or the sweep did not evaluate it.
+        """
+        metric = None if self.choice is None else self.choice.metric
+        return judge_scale(scale, self.choice, any(info.higher for info in self.metrics if info.name == metric))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `report.json` holds it."""
