@@ -32,18 +32,21 @@ from hf_taskvec.evaluation.texts.leaks import check_leaks, without_leaks
 from hf_taskvec.evaluation.texts.passages import Passage, find_passages
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.asking.asking import Asked, Edit
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.asking import Asked
+    from hf_taskvec.evaluation.asking.scalable_edits import ScalableEdit
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
 
 
 def sweep(
     model: Any,
-    edit: "Edit | None",
+    change: "TaskVector | ScalableEdit | None",
     scales: Sequence[float],
     books: Book | Sequence[Book],
     protocol: "str | protocols.Protocol | None" = None,
     *,
+    merge: bool = True,
     tokenizer: Any = None,
     reference: Any = None,
     output: str | Path | None = None,
@@ -63,15 +66,18 @@ def sweep(
     """An `UnlearningReport`: what each λ made the model forget and keep, with intervals, and which λ to take.
 
     Under `accelerate launch` every process calls this with the same arguments: the work is shared, the
-    report is the same on all of them and for any number of them. Afterwards the edit stands at λ=0.
+    report is the same on all of them and for any number of them. Afterwards an edit
+    stands at λ=0, and a model that was given with a vector is as before.
 
     Args:
         model: a causal language model as transformers or PEFT gives it, on its device(s).
-        edit: has a `fingerprint` and `set_scale(λ)`; if it also has `set_row_scales(list of λ)`, all λ go
-            through the model together. `None` leaves the model as it is: a control.
+        change: a `TaskVector`, which is put on the model for the time of the sweep; or an edit of this model that is
+            there already. An edit has a `fingerprint` and `set_scale(λ)`; if it also has `set_row_scales(list of λ)`,
+            all λ go through the model together. `None` leaves the model as it is: a control.
         scales: the values of λ. 0 is added if it is missing: all drops are against it.
         books: their roles say what is to be forgotten and what kept.
         protocol: a name or a `Protocol`; ours by default.
+        merge: as in `TaskVector.edit`, for a vector: write it into the weights, or attach it beside them.
         tokenizer: of the model; loaded from where the model came from without it.
         reference: a model that never saw the forget books, if there is one; or several models under the
             names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is chosen
@@ -90,8 +96,9 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
-    from hf_taskvec.evaluation.asking.asking import NoEdit, ask, processes
+    from hf_taskvec.evaluation.asking.asking import ask, processes
     from hf_taskvec.evaluation.asking.finished_passages import Store, ensure_writable
+    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit, check_change, on_model
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 
     begin = time.perf_counter()
@@ -102,7 +109,7 @@ def sweep(
     draws = Draws(resamples, level, permutations, seed)
     decisive = _decisive(metric, likelihood, margin)
     others = _references(reference)
-    edit = NoEdit() if edit is None else _checked_edit(edit)
+    check_change(change, model, merge)
     _check_books(books)
     if output is not None:
         ensure_writable(Path(output))
@@ -120,11 +127,9 @@ def sweep(
         batch_size=batch_size,
         likelihood=likelihood,
     )
-    edit.set_scale(0.0)
-    try:
+    with on_model(change, model, merge) as edit:
+        fingerprint = edit.fingerprint
         own = asking(model, edit, scales, label="batches")
-    finally:
-        edit.set_scale(0.0)
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
     results = _results(own, scales, compared, protocol, likelihood)
@@ -146,7 +151,7 @@ def sweep(
     report = UnlearningReport(
         protocol=protocol,
         model=own.fingerprint,
-        edit=edit.fingerprint,
+        edit=fingerprint,
         references=tuple(
             ReferenceInfo(name, asked.fingerprint, asked.work.plan.batch_size, asked.work.plan.hash)
             for name, asked in compared.items()
@@ -247,17 +252,6 @@ def _references(reference: Any) -> dict[str, Any]:
     if reference is None:
         return {}
     return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
-
-
-def _checked_edit(edit: Any) -> "Edit":
-    from hf_taskvec.evaluation.asking.asking import Edit
-
-    if not isinstance(edit, Edit):
-        raise BadValueError(
-            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(edit).__name__} lacks; "
-            "a task vector gives one: vector.edit(model)"
-        )
-    return edit
 
 
 def _tokenizer(model: Any) -> Any:

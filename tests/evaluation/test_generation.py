@@ -10,11 +10,12 @@ import torch
 from support.tiny_books import tiny_gpt2, tiny_llama
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
-from hf_taskvec.evaluation.asking.asking import NoEdit, ask
+from hf_taskvec.evaluation.asking.asking import ask
 from hf_taskvec.evaluation.asking.batch_plan import Row, make_plan, make_tasks
 from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.evaluation.asking.key_value_cache import roomy_cache
+from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.scoring.metrics import perplexity
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.passages import find_passages

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, runtime_checkable
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.evaluation.asking.batch_plan import Plan, Row, Task, make_plan, make_tasks
 from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
+from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import model_fingerprint
@@ -21,31 +21,6 @@ if TYPE_CHECKING:
 _FIRST_SIZE = {"cpu": 16}
 _FIRST_SIZE_ELSEWHERE = 64
 _NO_MEMORY = "memory runs out even for a single passage; use a smaller model or shorter passages"
-
-
-@runtime_checkable
-class Edit(Interface):
-    """All that the harness knows of an edit: what it is, and how to set λ."""
-
-    fingerprint: str
-
-    def set_scale(self, scale: float, /) -> None: ...
-
-
-@runtime_checkable
-class RowEdit(Edit, Interface):
-    """An edit that can give each row of the batch its own λ, so that all λ go through the model together."""
-
-    def set_row_scales(self, scales: list[float], /) -> None: ...
-
-
-class NoEdit:
-    """An edit that changes nothing, at any λ: the control."""
-
-    fingerprint = "none"
-
-    def set_scale(self, scale: float, /) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -71,7 +46,7 @@ class Asked:
 
 def ask(
     model: Any,
-    edit: Edit,
+    edit: ScalableEdit,
     scales: Sequence[float],
     *,
     passages: Sequence[Passage],
@@ -107,7 +82,7 @@ def ask(
 
 def _run(
     generator: Generator,
-    edit: Edit,
+    edit: ScalableEdit,
     tasks: Sequence[Task],
     scales: Sequence[float],
     keys: dict[Row, str],
@@ -125,7 +100,7 @@ def _run(
     """
     begin = time.perf_counter()
     state = processes()
-    mixed = isinstance(edit, RowEdit)
+    mixed = isinstance(edit, RowScalableEdit)
     size = _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE) if batch_size is None else batch_size
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
     done: dict[str, Continuation] = {}
@@ -174,7 +149,7 @@ class _Job:
     def __init__(
         self,
         generator: Generator,
-        edit: Edit,
+        edit: ScalableEdit,
         tasks: Sequence[Task],
         keys: dict[Row, str],
         store: Store,
@@ -241,7 +216,7 @@ class _Job:
             self.halved[number] = parts
 
     def _set(self, rows: Sequence[Row]) -> None:
-        if isinstance(self.edit, RowEdit):
+        if isinstance(self.edit, RowScalableEdit):
             self.edit.set_row_scales([row.scale for row in rows])
         elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
             self.edit.set_scale(rows[0].scale)
