@@ -27,7 +27,7 @@ from typing import Any
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
-from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.distributed import processes
 from hf_taskvec.experiments.config_options import parse
 from hf_taskvec.experiments.multitask import run_rounds
 from hf_taskvec.experiments.multitask.config import MultitaskConfig

@@ -28,8 +28,8 @@ from transformers.utils import logging
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.row_pruning import prune_rows
+from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.config_options import parse
 from hf_taskvec.experiments.results_folder import claim
 from hf_taskvec.experiments.training_stages import Stages, say

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
+from hf_taskvec.atomic import ensure_writable
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.unlearning_report import (
@@ -96,8 +98,8 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
-    from hf_taskvec.evaluation.asking.asking import ask, processes
-    from hf_taskvec.evaluation.asking.finished_passages import Store, ensure_writable
+    from hf_taskvec.evaluation.asking.asking import ask
+    from hf_taskvec.evaluation.asking.finished_passages import Store
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit, check_change, on_model
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hf_taskvec.atomic import ensure_writable
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.asking.asking import processes
-from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
 from hf_taskvec.models.checkpoint import read_json
 
 CONFIG = "config.json"

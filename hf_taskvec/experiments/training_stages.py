@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.distributed import processes
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training import TrainingSettings, finetune

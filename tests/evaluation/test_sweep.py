@@ -465,7 +465,7 @@ AS_NOBODY = """
 import os, sys, traceback
 from pathlib import Path
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
+from hf_taskvec.atomic import ensure_writable
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

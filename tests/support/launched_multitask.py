@@ -8,8 +8,10 @@ import runpy
 import sys
 from pathlib import Path
 
+from accelerate import PartialState
+
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
-from hf_taskvec.evaluation.asking.asking import processes
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "multitask.py"
 
@@ -26,4 +28,4 @@ def main(folders: Path, *flags: str) -> None:
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
     processes().wait_for_everyone()
-    processes().destroy_process_group()  # or a thread of it may outlive the interpreter
+    PartialState().destroy_process_group()  # or a thread of it may outlive the interpreter

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import datasets
 import torch
+from accelerate import PartialState
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.multitask import Merge, Task, run_rounds
 from hf_taskvec.training import TrainingSettings
 
@@ -44,4 +45,4 @@ def main(base: str, output: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     processes().wait_for_everyone()
-    processes().destroy_process_group()  # or a thread of it may outlive the interpreter
+    PartialState().destroy_process_group()  # or a thread of it may outlive the interpreter

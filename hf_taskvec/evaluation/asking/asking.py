@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_taskvec.distributed import Processes, processes
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.evaluation.asking.batch_plan import Plan, Row, Task, make_plan, make_tasks
 from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
@@ -13,9 +14,6 @@ from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, Scalabl
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import model_fingerprint
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
@@ -104,7 +102,7 @@ def _run(
     size = _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE) if batch_size is None else batch_size
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
     done: dict[str, Continuation] = {}
-    for part in _gather(store.found(keys.values(), generator.likelihood)):
+    for part in state.gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
     job = _Job(generator, edit, tasks, keys, store, done)
     with _progress(label, state) as bar:
@@ -114,7 +112,7 @@ def _run(
             mine = [number for number in numbers if job.pending(plan.batches[number])]
             bar.reset(len(mine))
             trial = job.attempt(plan.batches[mine[0]]) if mine else {}
-            if all(_gather(trial is not None)):
+            if all(state.gather(trial is not None)):
                 break
             if size == 1:
                 raise BadValueError(_NO_MEMORY)
@@ -124,15 +122,15 @@ def _run(
         for number in mine[1:]:
             job.do(number, plan.batches[number])
             bar.update()
-    errors = [error for error in _gather(job.error) if error]
+    errors = [error for error in state.gather(job.error) if error]
     if errors:
         raise job.raised or BadValueError(f"another process failed: {errors[0]}")
-    for part in _gather({key: done[key] for key in job.fresh}):
+    for part in state.gather({key: done[key] for key in job.fresh}):
         done.update(part)
     halved: dict[int, list[tuple[Row, ...]]] = {}
-    for part in _gather(job.halved):
+    for part in state.gather(job.halved):
         halved.update(part)
-    counts = _gather((len(job.fresh), generator.model_seconds))
+    counts = state.gather((len(job.fresh), generator.model_seconds))
     return Work(
         rows={row: done[key] for row, key in keys.items()},
         plan=plan.with_halved(halved),
@@ -223,29 +221,14 @@ class _Job:
             self._scale = rows[0].scale
 
 
-def processes() -> "PartialState":
-    """The processes of this run, as `accelerate launch` (or the caller's own Accelerator) set them up."""
-    from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env
-
-    # `Accelerator` reads this flag, a bare PartialState does not and would leave CPU processes unconnected.
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-
-
 def _agreed(fingerprint: str) -> str:
     """The model's fingerprint, which must be the same in every process."""
-    if len(set(_gather(fingerprint))) > 1:
+    if len(set(processes().gather(fingerprint))) > 1:
         raise MismatchError("the model's weights differ between processes; load the same model in each of them")
     return fingerprint
 
 
-def _gather(value: Any) -> list[Any]:
-    from accelerate.utils import gather_object
-
-    return list(gather_object([value]))
-
-
-def _progress(label: str, state: "PartialState") -> Any:
+def _progress(label: str, state: Processes) -> Any:
     """The one progress bar, on the main process; it counts that process's share."""
     from tqdm.auto import tqdm
 

@@ -29,14 +29,13 @@
 """
 
 import json
-import os
-import secrets
 import types
 import typing
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
@@ -271,10 +270,8 @@ class UnlearningReport:
 
         Each file appears under its name only when it is complete.
         """
-        from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
-
         folder = Path(folder)
-        ensure_writable(folder)
+        atomic.ensure_writable(folder)
         content = {"report.json": self.to_json().encode(), "report.md": self.to_markdown().encode()}
         if plots:
             from hf_taskvec.evaluation.reporting.plots import render
@@ -282,9 +279,7 @@ class UnlearningReport:
             content |= render(self)
         written = []
         for name, data in content.items():
-            partial = folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
-            partial.write_bytes(data)
-            partial.replace(folder / name)
+            atomic.write_bytes(folder / name, data, shared=True)
             written.append(folder / name)
         return written
 

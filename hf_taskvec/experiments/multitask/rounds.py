@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace, cosines
 from hf_taskvec.experiments.multitask.task_exchange import gather_by_task, is_mine, meet, same_everywhere
 from hf_taskvec.experiments.multitask.worker import Weights, Worker

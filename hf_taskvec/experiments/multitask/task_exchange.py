@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_taskvec.evaluation.asking.asking import processes
+from hf_taskvec.distributed import processes
 
 
 def owner(task: int) -> int:

@@ -13,8 +13,8 @@ from hf_taskvec.algebra.low_rank import singular_triples
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import Model, TaskVector
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import UnsupportedError, some
-from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import TrainingSettings
@@ -63,7 +63,7 @@ class Worker:
     def __init__(self, base: Base, settings: TrainingSettings, precision: str) -> None:
         self.settings, self.precision = settings, precision
         self._alone = Alone()
-        model = base.load(training_dtype(base.config, settings, precision)).to(self._alone.device)
+        model = base.load(training_dtype(base.config, settings, precision)).to(self._alone.device)  # type: ignore[arg-type]
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = add_lora(model, settings) if settings.method == "lora" else model
