@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.reporting.tables import compare
+    from hf_taskvec.evaluation.reporting.tables import compare_reports
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.evaluation.scoring.rouge import RougeScore, rouge_l
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
@@ -27,7 +27,7 @@ _HOME = {
     "RougeScore": "scoring.rouge",
     "UnlearningReport": "reporting.unlearning_report",
     "check_leaks": "texts.leaks",
-    "compare": "reporting.tables",
+    "compare_reports": "reporting.tables",
     "load_book": "texts.books",
     "rouge_l": "scoring.rouge",
     "sweep": "sweeping",
@@ -41,7 +41,7 @@ __all__ = [
     "RougeScore",
     "UnlearningReport",
     "check_leaks",
-    "compare",
+    "compare_reports",
     "load_book",
     "protocols",
     "rouge_l",

@@ -3,7 +3,8 @@
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,17 +17,17 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.unlearning_report import (
     UNNAMED,
-    At,
-    AtReference,
     BookInfo,
     MetricInfo,
+    PassageAtReference,
+    PassageAtScale,
     PassageResult,
     ReferenceInfo,
     Settings,
     Timing,
     UnlearningReport,
 )
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, Outcome, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
@@ -35,7 +36,7 @@ from hf_taskvec.evaluation.texts.passages import Passage, find_passages
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
-    from hf_taskvec.evaluation.asking.asking import Asked
+    from hf_taskvec.evaluation.asking.batched_asking import Asked
     from hf_taskvec.evaluation.asking.scalable_edits import ScalableEdit
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
@@ -98,9 +99,9 @@ def sweep(
         resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
         log_with: trackers, passed through to accelerate.
     """
-    from hf_taskvec.evaluation.asking.asking import ask
-    from hf_taskvec.evaluation.asking.finished_passages import Store
-    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit, check_change, on_model
+    from hf_taskvec.evaluation.asking.batched_asking import ask
+    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
+    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 
     begin = time.perf_counter()
@@ -111,7 +112,7 @@ def sweep(
     draws = Draws(resamples, level, permutations, seed)
     decisive = _decisive(metric, likelihood, margin)
     others = _references(reference)
-    check_change(change, model, merge)
+    _check_change(change, model, merge)
     _check_books(books)
     if output is not None:
         ensure_writable(Path(output))
@@ -119,7 +120,7 @@ def sweep(
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
     leaks = check_leaks(passages, [book.training_text for book in books])
-    kept = Store(store if store is not None else Path(output) / "store" if output is not None else None)
+    kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
     asking = partial(
         ask,
         passages=passages,
@@ -129,13 +130,13 @@ def sweep(
         batch_size=batch_size,
         likelihood=likelihood,
     )
-    with on_model(change, model, merge) as edit:
+    with _on_model(change, model, merge) as edit:
         fingerprint = edit.fingerprint
         own = asking(model, edit, scales, label="batches")
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
     results = _results(own, scales, compared, protocol, likelihood)
-    values = summary.Values(results, scales, tuple(compared))
+    values = summary.PassageValues(results, scales, tuple(compared))
     infos = tuple(
         BookInfo(
             book.name,
@@ -256,6 +257,35 @@ def _references(reference: Any) -> dict[str, Any]:
     return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
 
 
+def _check_change(change: Any, model: Any, merge: bool) -> None:
+    """Refuse what is no change of this model."""
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.scalable_edits import check_edit
+
+    if change is None or isinstance(change, TaskVector):
+        return
+    check_edit(change, model)
+    if not merge:
+        raise BadValueError(
+            "merge=False is for a task vector, but the edit is on the model already: "
+            "pass the vector, or make the edit with vector.edit(model, merge=False)"
+        )
+
+
+@contextmanager
+def _on_model(change: "TaskVector | ScalableEdit | None", model: Any, merge: bool) -> "Iterator[ScalableEdit]":
+    """The change as an edit of the model, at λ=0 before and afterwards; a vector is taken off again."""
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit, starting_at_zero
+
+    if isinstance(change, TaskVector):
+        with change.edit(model, 0.0, merge=merge) as made:
+            yield made
+    else:
+        with starting_at_zero(NoEdit() if change is None else change) as edit:
+            yield edit
+
+
 def _tokenizer(model: Any) -> Any:
     from transformers import AutoTokenizer
 
@@ -271,15 +301,15 @@ def _results(
     from hf_taskvec.evaluation.asking.batch_plan import Row
 
     def answer(asked: "Asked", scale: float, i: int) -> tuple[str, dict[str, float]]:
-        found, task = asked.work.rows[Row(scale, i)], asked.tasks[i]
+        found, passage = asked.work.rows[Row(scale, i)], asked.passages[i]
         # A store may know more than was asked for; the report holds the same metrics for every passage.
         views = (found.log_probs, found.hits) if likelihood else ((), ())
-        return found.text, measure(Outcome(found.text, task.passage.answer, *views), protocol)
+        return found.text, measure(AnsweredPassage(found.text, passage.text.answer, *views), protocol)
 
     results = []
-    for i, p in enumerate(task.passage for task in own.tasks):
-        at = tuple(At(scale, *answer(own, scale, i)) for scale in scales)
-        beside = tuple(AtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
+    for i, p in enumerate(passage.text for passage in own.passages):
+        at = tuple(PassageAtScale(scale, *answer(own, scale, i)) for scale in scales)
+        beside = tuple(PassageAtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
         results.append(PassageResult(p.id, p.book, p.split, p.prompt, p.answer, at, beside))
     return tuple(results)
 

@@ -19,7 +19,7 @@ from hf_taskvec.errors import (
     MissingNameError,
     OutputError,
 )
-from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
+from hf_taskvec.evaluation import UnlearningReport, compare_reports, load_book, protocols, sweep
 from hf_taskvec.evaluation.reporting.unlearning_report import VERSION
 from hf_taskvec.evaluation.scoring.statistics import Draws
 
@@ -201,8 +201,8 @@ def test_the_table_has_lambda_across_and_books_down_with_drops_in_brackets(repor
 def test_two_protocols_never_share_a_table(report):
     other = replace(report, protocol=protocols.get(prompt_length=14, answer_length=9, samples=12))
     with pytest.raises(MismatchError, match="not comparable"):
-        compare({"a": report, "b": other})
-    both = compare({"a": report, "b": report})
+        compare_reports({"a": report, "b": other})
+    both = compare_reports({"a": report, "b": report})
     assert "| a: lamps |" in both and "| b: boats |" in both
 
 

@@ -11,7 +11,7 @@ from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, tr
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation import load_book, protocols, sweep
-from hf_taskvec.evaluation.asking.scalable_edits import check_change
+from hf_taskvec.evaluation.asking.scalable_edits import check_edit
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
@@ -124,13 +124,13 @@ def test_an_edit_is_of_the_same_model_inside_and_outside_of_wrappers(made):
     compiled = torch.compile(joint, backend="eager")
     for asked, edited in ((wrapped, inner), (inner, wrapped), (wrapped, wrapped), (compiled, joint)):
         with vectors["lora"].edit(edited) as edit:
-            check_change(edit, asked, True)
+            check_edit(edit, asked)
     with vectors["lora"].edit(joint) as edit:
         for asked in (wrapped, inner):
             with pytest.raises(BadValueError, match="another model"):
-                check_change(edit, asked, True)
+                check_edit(edit, asked)
     with vectors["lora"].edit(wrapped) as edit, pytest.raises(BadValueError, match="another model"):
-        check_change(edit, joint, True)
+        check_edit(edit, joint)
     few = {"tokenizer": tokenizer, **FAST}
     short = protocols.get(SHORT, samples=2)
     with vectors["lora"].edit(inner, 0.0) as edit:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import CorruptFileError, OutputError
-from hf_taskvec.evaluation.asking.batch_plan import Task
+from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.evaluation.texts.protocols import Protocol
 
@@ -22,24 +22,24 @@ FORMAT = "hf_taskvec/evaluation-store"
 VERSION = 1
 
 
-def record_key(model: str, edit: str, scale: float, task: Task, protocol: Protocol) -> str:
+def record_key(model: str, edit: str, scale: float, passage: TokenizedPassage, protocol: Protocol) -> str:
     """The name of one passage at one λ: a hash of all that decides what the model answers."""
     parts = [
         VERSION,
         model,
         edit,
         repr(float(scale) + 0.0),  # −0.0 and 0.0 are the same λ
-        task.passage.key,
-        task.prompt_ids,
-        task.answer_ids,
-        task.new_tokens,
+        passage.text.key,
+        passage.prompt_ids,
+        passage.answer_ids,
+        passage.new_tokens,
         protocol.hash,
         protocol.decoding.hash,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class Store:
+class FinishedPassages:
     """The finished passages of a folder; an in-memory one without a folder.
 
     Reading is done once, when it is opened. A damaged file is an error that names it: nothing is deleted, and

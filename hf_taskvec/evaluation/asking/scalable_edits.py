@@ -1,4 +1,4 @@
-"""What a sweep moves λ of: a task vector, an edit that is on the model already, or nothing.
+"""Edits of a live model, as the harness sees them: something whose λ can be set, or nothing.
 
 This is all that the harness knows of edits. What an edit does to a model, and how, is `hf_taskvec.application`'s.
 """
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, runtime_checkable
 from typing import Protocol as Interface
 
-from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.layout import is_peft_model
 
@@ -51,31 +50,15 @@ class NoEdit:
         """Do nothing."""
 
 
-def check_change(change: Any, model: Any, merge: bool) -> None:
-    """Refuse what is no change of this model.
-
-    Args:
-        change (`TaskVector`, `ScalableEdit` or `None`):
-            What a caller wants to sweep over.
-        model:
-            The model that will be asked.
-        merge (`bool`):
-            How to put a vector on it.
-    """
-    if change is None or isinstance(change, TaskVector):
-        return
-    if not isinstance(change, ScalableEdit):
+def check_edit(edit: Any, model: Any) -> None:
+    """Refuse what is no edit, or is one of another model than the one that will be asked."""
+    if not isinstance(edit, ScalableEdit):
         raise BadValueError(
-            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(change).__name__} lacks; "
+            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(edit).__name__} lacks; "
             "a task vector gives one: vector.edit(model)"
         )
-    if not merge:
-        raise BadValueError(
-            "merge=False is for a task vector, but the edit is on the model already: "
-            "pass the vector, or make the edit with vector.edit(model, merge=False)"
-        )
     # `modules` also finds a model inside PEFT's wrapper or that of torch.compile.
-    if isinstance(change, EditOnModel) and all(part is not _unwrapped(change.model) for part in model.modules()):
+    if isinstance(edit, EditOnModel) and all(part is not _unwrapped(edit.model) for part in model.modules()):
         raise BadValueError(
             "the edit is on another model than the one that is asked, so λ would change nothing: "
             "pass the model that was edited, or the vector itself: sweep(model, vector, ...)"
@@ -88,16 +71,8 @@ def _unwrapped(model: Any) -> Any:
 
 
 @contextmanager
-def on_model(change: TaskVector | ScalableEdit | None, model: Any, merge: bool) -> Iterator[ScalableEdit]:
-    """The change as an edit of the model, at λ=0.
-
-    Afterwards it is at λ=0 again; a vector is taken off, and the model is as before, whatever happened.
-    """
-    if isinstance(change, TaskVector):
-        with change.edit(model, 0.0, merge=merge) as made:
-            yield made
-        return
-    edit = NoEdit() if change is None else change
+def starting_at_zero(edit: ScalableEdit) -> Iterator[ScalableEdit]:
+    """The edit, at λ=0 before and afterwards, whatever happens."""
     edit.set_scale(0.0)
     try:
         yield edit

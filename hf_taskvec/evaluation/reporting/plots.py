@@ -30,7 +30,7 @@ def ensure_matplotlib() -> None:
         )
 
 
-def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+def plot_files(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
     """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
     ensure_matplotlib()
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}

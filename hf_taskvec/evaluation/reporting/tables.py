@@ -27,7 +27,7 @@ _TITLES = {
 _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 
-def markdown(report: UnlearningReport) -> str:
+def report_markdown(report: UnlearningReport) -> str:
     """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
     books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
     parts = [
@@ -63,7 +63,7 @@ def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split 
     return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
-def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
+def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
     """One Markdown table of several reports, each under its name.
 
     Raises `MismatchError` if their protocols differ: such numbers do not belong side by side.

@@ -120,7 +120,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class At:
+class PassageAtScale:
     """A passage at one λ."""
 
     scale: float
@@ -129,7 +129,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class AtReference:
+class PassageAtReference:
     """A passage asked of a reference model."""
 
     reference: str
@@ -146,8 +146,8 @@ class PassageResult:
     split: Split
     prompt: str
     answer: str
-    at: tuple[At, ...]
-    references: tuple[AtReference, ...] = ()
+    at: tuple[PassageAtScale, ...]
+    references: tuple[PassageAtReference, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,9 @@ class UnlearningReport:
 
     def to_markdown(self) -> str:
         """The tables: λ across, books down, the relative drop in brackets, with intervals."""
-        from hf_taskvec.evaluation.reporting.tables import markdown
+        from hf_taskvec.evaluation.reporting.tables import report_markdown
 
-        return markdown(self)
+        return report_markdown(self)
 
     def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write `report.json`, `report.md` and, with matplotlib, the plots as PNG and SVG; returns the files.
@@ -274,9 +274,9 @@ class UnlearningReport:
         atomic.ensure_writable(folder)
         content = {"report.json": self.to_json().encode(), "report.md": self.to_markdown().encode()}
         if plots:
-            from hf_taskvec.evaluation.reporting.plots import render
+            from hf_taskvec.evaluation.reporting.plots import plot_files
 
-            content |= render(self)
+            content |= plot_files(self)
         written = []
         for name, data in content.items():
             atomic.write_bytes(folder / name, data, shared=True)

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l, words
+from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 # MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
 MIN_K = 0.4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnsweredPassage:
     """All that one passage gave: the texts, and the model's view of the true continuation.
 
     Args:
@@ -43,7 +44,7 @@ class Metric:
     kind: Literal["memory", "health"]
     higher: bool
     definition: str
-    compute: Callable[[Outcome, Protocol], float]
+    compute: Callable[[AnsweredPassage, Protocol], float]
     geometric: bool = False
     digits: int = 4
     likelihood: bool = False  # needs the log-probabilities of the true continuation
@@ -209,14 +210,14 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def measure(outcome: Outcome, protocol: Protocol) -> dict[str, float]:
+def measure(answered: AnsweredPassage, protocol: Protocol) -> dict[str, float]:
     """Every metric of one passage; without log-probabilities, those that need none."""
-    score = score_text(outcome.output, outcome.answer, protocol)
+    score = score_text(answered.output, answered.answer, protocol)
     # One comparison of the texts serves all three: it is the costly part.
     found = {
         "rouge_l": protocol.score_factor * score.fmeasure,
         "rouge_l_precision": protocol.score_factor * score.precision,
         "rouge_l_recall": protocol.score_factor * score.recall,
     }
-    rest = [m for m in METRICS.values() if m.name not in found and (outcome.log_probs or not m.likelihood)]
-    return found | {metric.name: metric.compute(outcome, protocol) for metric in rest}
+    rest = [m for m in METRICS.values() if m.name not in found and (answered.log_probs or not m.likelihood)]
+    return found | {metric.name: metric.compute(answered, protocol) for metric in rest}

@@ -4,14 +4,11 @@
 longest common subsequence is found by rapidfuzz's bit-parallel routine, and each word is stemmed once.
 """
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
-_WORDS = re.compile(r"[a-z0-9]+")
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 
 @dataclass(frozen=True)
@@ -21,29 +18,6 @@ class RougeScore:
     precision: float
     recall: float
     fmeasure: float
-
-
-@lru_cache(maxsize=1)
-def _stemmer() -> Any:
-    from nltk.stem.porter import PorterStemmer  # what rouge_score uses, with its default mode
-
-    return PorterStemmer()
-
-
-@lru_cache(maxsize=1 << 17)
-def _stem(word: str) -> str:
-    # rouge_score leaves words of up to three letters alone.
-    return str(_stemmer().stem(word)) if len(word) > 3 else word
-
-
-def words(text: str, stemmer: bool = False) -> list[str]:
-    """The tokens that `rouge_score` compares: runs of a–z and 0–9 in the lower-cased text, or their stems.
-
-    >>> words("It was “Réal”, wasn't it?")
-    ['it', 'was', 'r', 'al', 'wasn', 't', 'it']
-    """
-    found = _WORDS.findall(text.lower())
-    return [_stem(word) for word in found] if stemmer else found
 
 
 def rouge_l(prediction: str, reference: str, stemmer: bool = False) -> RougeScore:

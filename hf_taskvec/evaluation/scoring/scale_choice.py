@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.metrics import Metric
-from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean
+from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean_score
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def choose(
     sign = 1.0 if metric.higher else -1.0
     candidates = []
     for scale in scales:
-        forget = mean(choosing.forget[scale], metric.geometric)
-        target = mean(_target(choosing), metric.geometric)
+        forget = mean_score(choosing.forget[scale], metric.geometric)
+        target = mean_score(_target(choosing), metric.geometric)
         worst = max((sign * _loss(values, scale, metric) for values in choosing.retain.values()), default=0.0)
         forgets = sign * forget <= sign * target
         if certain and forgets:
@@ -187,8 +187,8 @@ def _difference(scale: float, half: Half, metric: Metric, draws: Draws) -> Inter
 
 
 def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
-    before = mean(values[0.0], metric.geometric)
-    return 0.0 if before == 0 else 1 - mean(values[scale], metric.geometric) / before
+    before = mean_score(values[0.0], metric.geometric)
+    return 0.0 if before == 0 else 1 - mean_score(values[scale], metric.geometric) / before
 
 
 def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: float, draws: Draws) -> Confirmation:
@@ -203,7 +203,7 @@ def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: floa
     return Confirmation(
         scale=scale,
         forget=draws.bootstrap(len(values)).mean(values, geometric),
-        target=mean(_target(half), geometric),
+        target=mean_score(_target(half), geometric),
         difference=difference,
         paired=half.reference is not None,
         as_if_never_seen=difference.within(margin),
@@ -215,9 +215,9 @@ def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, metric: Me
     """The λ that no other beats in forgetting or keeping without losing in the other, on all passages."""
     points = {}
     for scale in scales:
-        forget = sign * mean(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
+        forget = sign * mean_score(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
         kept = [
-            sign * mean(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
+            sign * mean_score(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
             for name in choosing.retain
         ]
         points[scale] = (forget, float(np.mean(kept)) if kept else 0.0)

@@ -88,27 +88,27 @@ class Bootstrap:
 
     def mean(self, values: ArrayLike, geometric: bool = False) -> Interval:
         """The mean with its interval."""
-        return self.interval(mean(values, geometric), self.means(values, geometric))
+        return self.interval(mean_score(values, geometric), self.means(values, geometric))
 
     def difference(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval:
         """The difference of the means `values − baseline` on the same passages, paired."""
         spread = self.means(values, geometric) - self.means(baseline, geometric)
-        return self.interval(mean(values, geometric) - mean(baseline, geometric), spread)
+        return self.interval(mean_score(values, geometric) - mean_score(baseline, geometric), spread)
 
     def relative(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval | None:
         """The change of the mean as a share of the baseline's, paired; `None` if that is 0, or in every resampling."""
-        before, below = mean(baseline, geometric), self.means(baseline, geometric)
+        before, below = mean_score(baseline, geometric), self.means(baseline, geometric)
         usable = below != 0  # all the passages with a score may be missing from a resampling
         if before == 0 or not usable.any():
             return None
         ratios = self.means(values, geometric)[usable] / below[usable] - 1
-        return self.interval(mean(values, geometric) / before - 1, ratios)
+        return self.interval(mean_score(values, geometric) / before - 1, ratios)
 
 
-def mean(values: ArrayLike, geometric: bool = False) -> float:
+def mean_score(values: ArrayLike, geometric: bool = False) -> float:
     """The mean over passages, or their geometric mean.
 
-    >>> mean([1, 4], geometric=True)
+    >>> mean_score([1, 4], geometric=True)
     2.0
     """
     table = _logs(values, geometric)
@@ -132,7 +132,7 @@ def difference_apart(first: ArrayLike, second: ArrayLike, draws: Draws, geometri
     left = draws.bootstrap(np.size(first))
     right = replace(draws, seed=draws.seed + 1).bootstrap(np.size(second))
     spread = left.means(first, geometric) - right.means(second, geometric)
-    return left.interval(mean(first, geometric) - mean(second, geometric), spread)
+    return left.interval(mean_score(first, geometric) - mean_score(second, geometric), spread)
 
 
 def permutation_test(first: ArrayLike, second: ArrayLike, permutations: int = 10_000, seed: int = 0) -> float:

@@ -7,8 +7,8 @@ reports what leaks by their design.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hf_taskvec.evaluation.scoring.rouge import words
 from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 # A run of so many words, equal but for case and punctuation, counts as the answer (or a telling part of it).
 RUN = 12

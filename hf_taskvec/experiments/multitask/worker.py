@@ -63,7 +63,8 @@ class Worker:
     def __init__(self, base: Base, settings: TrainingSettings, precision: str) -> None:
         self.settings, self.precision = settings, precision
         self._alone = Alone()
-        model = base.load(training_dtype(base.config, settings, precision)).to(self._alone.device)  # type: ignore[arg-type]
+        dtype = training_dtype(base.config, settings, precision)
+        model = base.load(dtype).to(self._alone.device)  # type: ignore[arg-type]
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = add_lora(model, settings) if settings.method == "lora" else model

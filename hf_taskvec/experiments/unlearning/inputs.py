@@ -11,7 +11,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, MissingFileError
-from hf_taskvec.evaluation.asking.batch_plan import make_tasks
+from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
 from hf_taskvec.evaluation.texts.books import Book, Role, Section, load_book
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.experiments.shared_config import CommonConfig
@@ -88,7 +88,7 @@ def gather(config: UnlearnConfig) -> Materials:
         )
     check_experiment(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
-        make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
+        tokenize_passages(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
     read = {book.name: training_blocks((book,), tokenizer, config) for book in _trained_on(config, books, general)}
     return Materials(books, tokenizer, base, general, inputs, read)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from hf_taskvec.distributed import Processes, processes
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
-from hf_taskvec.evaluation.asking.batch_plan import Plan, Row, Task, make_plan, make_tasks
-from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
+from hf_taskvec.evaluation.asking.batch_plan import BatchPlan, Row, TokenizedPassage, plan_batches, tokenize_passages
+from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
 from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
 from hf_taskvec.evaluation.texts.passages import Passage
@@ -26,7 +26,7 @@ class Work:
     """What came of a plan: every row's continuation, and how it was done."""
 
     rows: dict[Row, Continuation]
-    plan: Plan
+    plan: BatchPlan
     halvings: int
     generated: int
     model_seconds: float
@@ -38,7 +38,7 @@ class Asked:
     """A model's fingerprint, the passages in its tokens, and what it answered."""
 
     fingerprint: str
-    tasks: tuple[Task, ...]
+    passages: tuple[TokenizedPassage, ...]
     work: Work
 
 
@@ -50,7 +50,7 @@ def ask(
     passages: Sequence[Passage],
     protocol: Protocol,
     tokenizer: Any,
-    store: Store,
+    store: FinishedPassages,
     batch_size: int | None = None,
     likelihood: bool = True,
     label: str = "batches",
@@ -65,31 +65,31 @@ def ask(
     """
     # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tasks = make_tasks(passages, protocol, tokenizer, context)
+    tokenized = tokenize_passages(passages, protocol, tokenizer, context)
     fingerprint = _agreed(model_fingerprint(model))
     keys = {
-        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, task, protocol)
+        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, passage, protocol)
         for scale in scales
-        for i, task in enumerate(tasks)
+        for i, passage in enumerate(tokenized)
     }
     generator = Generator(model, tokenizer, protocol.decoding, protocol.seed, likelihood)
     with generator.prepared():
-        work = _run(generator, edit, tasks, scales, keys, store, batch_size, context, label)
-    return Asked(fingerprint, tasks, work)
+        work = _run(generator, edit, tokenized, scales, keys, store, batch_size, context, label)
+    return Asked(fingerprint, tokenized, work)
 
 
 def _run(
     generator: Generator,
     edit: ScalableEdit,
-    tasks: Sequence[Task],
+    passages: Sequence[TokenizedPassage],
     scales: Sequence[float],
     keys: dict[Row, str],
-    store: Store,
+    store: FinishedPassages,
     batch_size: int | None,
     context: int | None,
     label: str,
 ) -> Work:
-    """Every task at every λ.
+    """Every passage at every λ.
 
     Batches are formed over *all* rows before processes share them, so the number of processes does not change
     the composition of a batch. The first batch of every process is the trial: if memory runs out on any, all
@@ -104,10 +104,10 @@ def _run(
     done: dict[str, Continuation] = {}
     for part in state.gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
-    job = _Job(generator, edit, tasks, keys, store, done)
+    job = _Job(generator, edit, passages, keys, store, done)
     with _progress(label, state) as bar:
         while True:
-            plan = make_plan(tasks, scales, size, mixed=mixed, context=context)
+            plan = plan_batches(passages, scales, size, mixed=mixed, context=context)
             numbers = range(state.process_index, len(plan.batches), state.num_processes)
             mine = [number for number in numbers if job.pending(plan.batches[number])]
             bar.reset(len(mine))
@@ -148,12 +148,12 @@ class _Job:
         self,
         generator: Generator,
         edit: ScalableEdit,
-        tasks: Sequence[Task],
+        passages: Sequence[TokenizedPassage],
         keys: dict[Row, str],
-        store: Store,
+        store: FinishedPassages,
         done: dict[str, Continuation],
     ) -> None:
-        self.generator, self.edit, self.tasks, self.keys = generator, edit, tasks, keys
+        self.generator, self.edit, self.passages, self.keys = generator, edit, passages, keys
         self.store, self.done = store, done
         self.fresh: list[str] = []
         self.halved: dict[int, list[tuple[Row, ...]]] = {}
@@ -179,7 +179,7 @@ class _Job:
         if self.raised or not rows:
             return {}
         try:
-            found = self.generator.run([self.tasks[row.task] for row in rows], lambda part: self._set(rows[part]))
+            found = self.generator.run([self.passages[row.passage] for row in rows], lambda part: self._set(rows[part]))
         except TaskVectorError as error:
             self.raised = error
             return {}
