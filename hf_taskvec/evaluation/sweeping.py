@@ -15,7 +15,7 @@ from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting import summary
-from hf_taskvec.evaluation.reporting.unlearning_report import (
+from hf_taskvec.evaluation.reporting.report_parts import (
     UNNAMED,
     BookInfo,
     MetricInfo,
@@ -25,8 +25,8 @@ from hf_taskvec.evaluation.reporting.unlearning_report import (
     ReferenceInfo,
     Settings,
     Timing,
-    UnlearningReport,
 )
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols

@@ -174,7 +174,8 @@ def test_without_the_likelihood_only_texts_are_asked_for(made, report, tmp_path)
 
 
 def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
-    written = {path.name for path in report.save(tmp_path)}
+    assert report.save(tmp_path) == tmp_path
+    written = {path.name for path in tmp_path.iterdir()}
     pictures = {f"{name}.{kind}" for name in ("scores", "pareto", "samples") for kind in ("png", "svg")}
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report

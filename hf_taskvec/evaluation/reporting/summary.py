@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_taskvec.evaluation.reporting.unlearning_report import BookInfo, Membership, PassageResult, ReferenceScore, Score
+from hf_taskvec.evaluation.reporting.report_parts import BookInfo, Membership, PassageResult, ReferenceScore, Score
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest, loss_tests
 from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
 from hf_taskvec.evaluation.scoring.scale_choice import Choice, Half, choose

@@ -12,6 +12,20 @@ from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import words
 
+MetricKind = Literal["memory", "health"]
+MetricName = Literal[
+    "rouge_l",
+    "rouge_l_precision",
+    "rouge_l_recall",
+    "perplexity",
+    "repetition",
+    "distinct_2",
+    "empty",
+    "longest_run",
+    "extraction_strength",
+    "exact_memorisation",
+    "min_k",
+]
 # MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
 MIN_K = 0.4
 
@@ -40,8 +54,8 @@ class Metric:
     whether a higher value means more of that. `geometric` metrics are averaged in the logarithm.
     """
 
-    name: str
-    kind: Literal["memory", "health"]
+    name: MetricName
+    kind: MetricKind
     higher: bool
     definition: str
     compute: Callable[[AnsweredPassage, Protocol], float]
