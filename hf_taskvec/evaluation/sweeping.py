@@ -27,7 +27,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     Timing,
 )
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricName, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
@@ -56,7 +56,7 @@ def sweep(
     store: str | Path | None = None,
     batch_size: int | None = None,
     likelihood: bool = True,
-    metric: str = "rouge_l",
+    metric: MetricName = "rouge_l",
     margin: float = 0.03,
     retain_bound: float = 0.1,
     certain: bool = False,
@@ -65,39 +65,80 @@ def sweep(
     permutations: int = 10_000,
     seed: int = 0,
     log_with: Any = None,
+    progress: bool | None = None,
 ) -> UnlearningReport:
     """An `UnlearningReport`: what each λ made the model forget and keep, with intervals, and which λ to take.
 
-    Under `accelerate launch` every process calls this with the same arguments: the work is shared, the
-    report is the same on all of them and for any number of them. Afterwards an edit
-    stands at λ=0, and a model that was given with a vector is as before.
+    Under `accelerate launch` every process calls this with the same arguments: the work is shared, the report is the
+    same on all of them and for any number of them. Afterwards an edit stands at λ=0, and a model that was given with a
+    vector is as before, bit for bit.
 
     Args:
-        model: a causal language model as transformers or PEFT gives it, on its device(s).
-        change: a `TaskVector`, which is put on the model for the time of the sweep; or an edit of this model that is
-            there already. An edit has a `fingerprint` and `set_scale(λ)`; if it also has `set_row_scales(list of λ)`,
-            all λ go through the model together. `None` leaves the model as it is: a control.
-        scales: the values of λ. 0 is added if it is missing: all drops are against it.
-        books: their roles say what is to be forgotten and what kept.
-        protocol: a name or a `Protocol`; ours by default.
-        merge: as in `TaskVector.edit`, for a vector: write it into the weights, or attach it beside them.
-        tokenizer: of the model; loaded from where the model came from without it.
-        reference: a model that never saw the forget books, if there is one; or several models under the
-            names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is chosen
-            against the first. They share the tokenizer.
-        output: folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
-        store: folder of finished passages; an interrupted sweep continues from it.
-        batch_size: rows in one batch; found automatically without it.
-        likelihood: also measure the likelihood of the true continuations (perplexity, Min-K %, extraction
-            strength, exact memorisation). Without it only texts are generated.
-        metric: the memory metric by which λ is chosen.
-        margin: "as if never seen" means within ± this of the never-seen score, in units of a score from 0
-            to 1.
-        retain_bound: the share of its score that a retained book may lose.
-        certain: take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known
-            than to a model that never saw it; by default the mean decides.
-        resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
-        log_with: trackers, passed through to accelerate.
+        model (`PreTrainedModel` or `PeftModel`):
+            A causal language model, on its device(s).
+        change (`TaskVector`, an edit, or `None`):
+            What λ scales. A vector is put on the model for the time of the sweep. An edit is on this model already
+            (`vector.edit(model)`, or anything with a `fingerprint` and `set_scale(λ)`; if it also has
+            `set_row_scales(list of λ)`, all λ go through the model together). `None` leaves the model as it is: a
+            control.
+        scales (`Sequence[float]`):
+            The values of λ. 0 is added if it is missing: all drops are against it.
+        books (`Book` or `Sequence[Book]`):
+            Their roles say what is to be forgotten and what kept.
+        protocol (`str` or `Protocol`, *optional*):
+            One of `protocols.names()`, or one of your own. `taskvec-v1` without it.
+        merge (`bool`, *optional*, defaults to `True`):
+            For a vector, as in `TaskVector.edit`: write it into the weights, or attach it beside them.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Of the model; loaded from where the model came from without it.
+        reference (model or `dict[str, model]`, *optional*):
+            A model that never saw the forget books; or several models under the names that tables shall show, as in
+            `{"retrained without Alice": a, "base": b}`. λ is chosen against the first. They share the tokenizer.
+        output (`str` or `Path`, *optional*):
+            Folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
+        store (`str` or `Path`, *optional*):
+            Folder of finished passages; an interrupted sweep continues from it.
+        batch_size (`int`, *optional*):
+            Rows in one batch; found automatically without it.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also measure the likelihood of the true continuations (perplexity, Min-K %, extraction strength, exact
+            memorisation). Without it only texts are generated.
+        metric (`str`, *optional*, defaults to `"rouge_l"`):
+            The memory metric by which λ is chosen.
+        margin (`float`, *optional*, defaults to 0.03):
+            "As if never seen" means within ± this of the never-seen score, in units of a score from 0 to 1.
+        retain_bound (`float`, *optional*, defaults to 0.1):
+            The share of its score that a retained book may lose.
+        certain (`bool`, *optional*, defaults to `False`):
+            Take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known than
+            to a model that never saw it; by default the mean decides.
+        resamples (`int`, *optional*, defaults to 2000):
+            How often passages are drawn anew for an interval.
+        level (`float`, *optional*, defaults to 0.95):
+            Of the intervals.
+        permutations (`int`, *optional*, defaults to 10000):
+            How often passages are dealt anew for a test.
+        seed (`int`, *optional*, defaults to 0):
+            Of the intervals and tests, and of the halves that choose λ.
+        log_with (*optional*):
+            Trackers, passed through to accelerate.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `UnlearningReport`: Every score, text and test, and the choice of λ.
+
+    Raises:
+        `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
+        `MissingNameError`: If there is no such protocol or metric.
+        `OutputError`: If `output` or `store` cannot be written; before any work.
+        `MismatchError`: If the processes of a launch hold different weights, or the vector does not fit the model.
+
+    Example:
+        books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]
+        report = sweep(model, vector, [0, -0.2, -0.4, -0.6, -0.8, -1], books, output="out/", reference=base)
+        report.choice.scale, report.choice.reason
+
     """
     from hf_taskvec.evaluation.asking.batched_asking import ask
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
@@ -129,6 +170,7 @@ def sweep(
         store=kept,
         batch_size=batch_size,
         likelihood=likelihood,
+        progress=progress,
     )
     with _on_model(change, model, merge) as edit:
         fingerprint = edit.fingerprint

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -197,6 +198,41 @@ def test_the_table_has_lambda_across_and_books_down_with_drops_in_brackets(repor
     assert f"{score.value.value:.4f}" in cell
     assert f"({100 * score.relative.value:+.2f} %".replace("-", "−") in cell
     assert "[" in lines[head + 2].split(" | ")[1]
+
+
+def test_a_notebook_shows_books_and_scores_with_the_chosen_lambda_marked(three):
+    shown = three._repr_html_()
+    tree = ElementTree.fromstring(shown)  # well-formed
+    table = [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+    assert table[0] == ["book", "λ = 0", "λ = −0.5", "λ = −1✓ chosen", "reference"]
+    assert [row[0] for row in table[1:]] == ["lamps forget", "candles aligned", "boats retain"]
+    value = three.score("candles", -1.0).value
+    assert table[2][3] == f"{value.value:.4f}[{value.low:.4f}, {value.high:.4f}]"
+    assert all("background" in row[3].get("style") for row in tree.iter("tr"))
+    assert sum("background" in cell.get("style") for row in tree.iter("tr") for cell in row) == 4
+    assert f"{three.choice.reason}." in "".join(tree.itertext())
+    assert three.protocol.id in shown and "http" not in shown and "src=" not in shown
+
+
+def test_a_notebook_shows_names_as_text_and_says_why_no_lambda_is_chosen(report):
+    name = "<b onclick='x()'>&"
+    info = replace(report.books[0], name=name, role="retain")
+    scores = tuple(replace(s, book=name) if s.book == "lamps" else s for s in report.scores)
+    shown = replace(report, books=(info, report.books[1]), scores=scores, choice=None)._repr_html_()
+    assert name not in shown and "&lt;b onclick=&#x27;x()&#x27;&gt;&amp;" in shown
+    assert f"{report.score('lamps', 0.0).value.value:.4f}" in shown
+    assert "No book is marked as one to forget, so no λ is chosen." in shown and "chosen</th>" not in shown
+
+
+def test_the_plots_are_figures_and_those_are_what_is_saved(report, tmp_path):
+    from matplotlib.figure import Figure
+
+    from hf_taskvec.figures import render
+
+    drawn = report.figures()
+    assert list(drawn) == ["scores", "pareto", "samples"] and all(isinstance(f, Figure) for f in drawn.values())
+    report.save(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in render(drawn)} == render(drawn)
 
 
 def test_two_protocols_never_share_a_table(report):
@@ -506,6 +542,14 @@ def test_a_damaged_report_is_named(report, tmp_path):
         UnlearningReport.load(tmp_path / "none")
     with pytest.raises(MissingNameError, match="Did you mean 'lamps'"):
         report.score("lamp", 0.0)
+
+
+def test_a_progress_bar_is_shown_when_asked_for(made, capfd):
+    tokenizer, books, _, joint, _ = made
+    few = protocols.get(SHORT, samples=2)
+    for progress in (None, False, True):
+        sweep(joint, None, [0], books, few, tokenizer=tokenizer, progress=progress, **FAST)
+        assert ("batches: 100%" in capfd.readouterr().err) == (progress is True)  # this is no terminal
 
 
 def test_trackers_get_the_scores(made, tmp_path):

@@ -143,3 +143,14 @@ def test_a_book_from_the_hub(hub):
     expected = make_books()[0]
     assert found.fingerprint == expected.fingerprint
     assert found.passages(SHORT)["prompt"] == expected.passages(SHORT)["prompt"]
+
+
+@pytest.mark.parametrize("progress", [None, False, True])
+def test_a_download_shows_its_progress_if_asked_or_on_a_terminal(hub, capfd, progress):
+    import datasets
+
+    before = datasets.are_progress_bars_disabled()
+    hub.add_repo(f"me/stories-{progress}", {"train.txt": STORY.encode()}, repo_type="dataset")
+    load_book(f"me/stories-{progress}", "lamps", block_words=300, progress=progress)
+    assert ("train" in capfd.readouterr().err) == (progress is True)
+    assert datasets.are_progress_bars_disabled() == before

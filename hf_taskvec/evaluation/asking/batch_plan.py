@@ -104,12 +104,16 @@ def plan_batches(
     """The batches of all passages at all λ.
 
     Args:
-        passages, scales: what is to be done.
-        batch_size (`int`): the most rows in one batch.
-        mixed (`bool`): whether one batch may hold rows of different λ. If not, each λ has its own batches,
-            one λ after the other.
-        context (`int`, *optional*): a batch generates as long as its most demanding row; the longest prompt
-            in it must still fit then.
+        passages (`Sequence[TokenizedPassage]`):
+            What is asked.
+        scales (`Sequence[float]`):
+            The values of λ.
+        batch_size (`int`):
+            The most rows in one batch.
+        mixed (`bool`):
+            Whether one batch may hold rows of different λ. If not, each λ has its own batches, one λ after the other.
+        context (`int`, *optional*):
+            A batch generates as long as its most demanding row; the longest prompt in it must still fit then.
     """
     if batch_size < 1:
         raise BadValueError(f"batch_size={batch_size} must be at least 1")

@@ -54,14 +54,33 @@ def ask(
     batch_size: int | None = None,
     likelihood: bool = True,
     label: str = "batches",
+    progress: bool | None = None,
 ) -> Asked:
     """All passages through one model at every λ, each from the store if it is there.
 
     Args:
-        model, edit, scales, protocol, tokenizer, batch_size, likelihood: as for `sweep`.
-        passages: what is asked.
-        store: keeps what is finished.
-        label: of the progress bar.
+        model (`PreTrainedModel` or `PeftModel`):
+            The model that is asked.
+        edit (`ScalableEdit`):
+            Sets λ.
+        scales (`Sequence[float]`):
+            The values of λ.
+        passages (`Sequence[Passage]`):
+            What is asked.
+        protocol (`Protocol`):
+            How it is asked.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Of the model.
+        store (`FinishedPassages`):
+            Keeps what is finished.
+        batch_size (`int`, *optional*):
+            Rows in one batch; found automatically without it.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also ask for the likelihood of the true continuations.
+        label (`str`, *optional*, defaults to `"batches"`):
+            Of the progress bar.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
     """
     # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -74,7 +93,7 @@ def ask(
     }
     generator = Generator(model, tokenizer, protocol.decoding, protocol.seed, likelihood)
     with generator.prepared():
-        work = _run(generator, edit, tokenized, scales, keys, store, batch_size, context, label)
+        work = _run(generator, edit, tokenized, scales, keys, store, batch_size, context, label, progress)
     return Asked(fingerprint, tokenized, work)
 
 
@@ -88,6 +107,7 @@ def _run(
     batch_size: int | None,
     context: int | None,
     label: str,
+    progress: bool | None,
 ) -> Work:
     """Every passage at every λ.
 
@@ -105,7 +125,7 @@ def _run(
     for part in state.gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
     job = _Job(generator, edit, passages, keys, store, done)
-    with _progress(label, state) as bar:
+    with _progress_bar(label, state, progress) as bar:
         while True:
             plan = plan_batches(passages, scales, size, mixed=mixed, context=context)
             numbers = range(state.process_index, len(plan.batches), state.num_processes)
@@ -228,11 +248,12 @@ def _agreed(fingerprint: str) -> str:
     return fingerprint
 
 
-def _progress(label: str, state: Processes) -> Any:
+def _progress_bar(label: str, state: Processes, progress: bool | None) -> Any:
     """The one progress bar, on the main process; it counts that process's share."""
     from tqdm.auto import tqdm
 
     if state.num_processes > 1:
         label += f" (process 1 of {state.num_processes})"
     # disable=None: quiet when the output is not a terminal.
-    return tqdm(desc=label, unit="batch", disable=None if state.is_main_process else True)
+    hidden = None if progress is None else not progress
+    return tqdm(desc=label, unit="batch", disable=hidden if state.is_main_process else True)

@@ -11,9 +11,11 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
 
+# Without a doctype, browsers let tables inherit neither colour nor size.
+_TABLE = "border-collapse:collapse;margin:.5em 0;color:inherit;font-size:inherit;font-variant-numeric:tabular-nums"
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
 _CHOSEN = "background:rgba(0,158,115,.18)"
-_FAINT = "opacity:.7;font-size:85%"
+_FAINT = "opacity:.7;font-size:85%;white-space:nowrap"
 
 
 def report_html(report: UnlearningReport) -> str:
@@ -45,14 +47,14 @@ def report_html(report: UnlearningReport) -> str:
     return (
         '<div style="overflow-x:auto">'
         f"<div><b>Unlearning report</b> · {escape(about)} · <code>{escape(report.protocol.id)}</code></div>"
-        '<table style="border-collapse:collapse;margin:.5em 0;font-variant-numeric:tabular-nums">'
+        f'<table style="{_TABLE}">'
         f"<thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>"
         f"<div>{escape(verdict(report))}</div></div>"
     )
 
 
 def _scale_head(scale: float, is_chosen: bool) -> str:
-    text = escape(format_scale(scale)) + (" ✓<br>chosen" if is_chosen else "")
+    text = escape(format_scale(scale)) + ("<br>✓ chosen" if is_chosen else "")
     return _cell("th", text, _CHOSEN if is_chosen else "")
 
 

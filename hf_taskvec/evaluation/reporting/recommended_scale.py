@@ -1,9 +1,12 @@
 """What theory said about λ before a sweep, and how good that was: a part of the report, if somebody asked theory."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate, Choice
+
+Verdict = Literal["works", "hard", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Theory:
             The book to forget.
         alphas (`dict[str, float]`):
             For each other book α̂ with the one to forget, eq. (11).
-        verdict (`str`):
-            `works`, `hard` or `impossible`.
+        verdict (`"works"`, `"hard"` or `"impossible"`):
+            Whether a λ forgets the one and keeps the others, by the theorem.
         low, high, scale (`float`, *optional*):
             The recommended region of λ and the λ to try first, if there is one.
         words (`str`):
@@ -57,7 +60,7 @@ class Theory:
 
     forget: str
     alphas: dict[str, float]
-    verdict: str
+    verdict: Verdict
     low: float | None
     high: float | None
     scale: float | None
@@ -76,7 +79,7 @@ class Theory:
 
 
 def judge_scale(scale: float | None, choice: Choice | None, higher: bool) -> Judgement:
-    """See `UnlearningReport.judge`; `higher` says whether a higher value of the deciding metric is better remembered."""
+    """See `UnlearningReport.judge`; `higher` says whether a higher value of the metric means better remembered."""
     if scale is None:
         raise BadValueError("the theory recommends no λ for forgetting here, so there is nothing to judge.")
     if choice is None:

@@ -13,7 +13,7 @@ from hf_taskvec.evaluation.reporting.recommended_scale import Theory
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore, Score
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricName
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
 
@@ -70,10 +70,26 @@ def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split 
     return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
-def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
+def compare_reports(
+    reports: Mapping[str, UnlearningReport], metric: MetricName = "rouge_l", split: Split = "seen"
+) -> str:
     """One Markdown table of several reports, each under its name.
 
-    Raises `MismatchError` if their protocols differ: such numbers do not belong side by side.
+    Args:
+        reports (`Mapping[str, UnlearningReport]`):
+            The reports by the names that the table shall show.
+        metric (`str`, *optional*, defaults to `"rouge_l"`):
+            What is compared.
+        split (`"seen"` or `"held_out"`, *optional*, defaults to `"seen"`):
+            Of which passages.
+
+    Returns:
+        `str`: λ and the reference models across, the books of all reports down.
+
+    Raises:
+        `MismatchError`: If their protocols differ: such numbers do not belong side by side.
+        `BadValueError`: If there are no reports.
+        `MissingNameError`: If there is no such metric.
     """
     if not reports:
         raise BadValueError("no reports to compare")
@@ -160,7 +176,8 @@ def _choice(report: UnlearningReport) -> str:
         kind = "paired difference" if confirmed.paired else "difference"
         lines.append(
             f"On the reporting half: {choice.metric} {format_interval(confirmed.forget, digits)}, never-seen level "
-            f"{format_number(confirmed.target, digits)}, {kind} {format_interval(confirmed.difference, digits, sign=True)}."
+            f"{format_number(confirmed.target, digits)}, {kind} "
+            f"{format_interval(confirmed.difference, digits, sign=True)}."
         )
         for book, loss in confirmed.retain_losses.items():
             ends = f"{format_number(100 * loss.low, 1)}, {format_number(100 * loss.high, 1)}"
@@ -171,7 +188,8 @@ def _choice(report: UnlearningReport) -> str:
         source = f"the reference model{named}, of which the caller says that it never saw the book"
     what = "the whole interval" if choice.certain else "the mean"
     lines.append(
-        f"The never-seen level comes from {source}; {what} must be at it or beyond; retained books may lose at most {choice.retain_bound:.0%}; "
+        f"The never-seen level comes from {source}; {what} must be at it or beyond; "
+        f"retained books may lose at most {choice.retain_bound:.0%}; "
         f"Pareto front: λ ∈ {{{', '.join(format_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)

@@ -73,7 +73,6 @@ class UnlearningReport:
     docstring explains. In a notebook it shows itself as a table.
 
     Example:
-
         report = sweep(model, vector, [0, -0.5, -1], books, output="out/")
         report.choice.scale                           # the λ to take, or None
         report.score("Alice", -0.5).relative          # what Alice lost, with its interval
@@ -135,8 +134,10 @@ class UnlearningReport:
         """Whether one book lost more than another at one λ.
 
         Args:
-            first, second (`str`):
-                The names of the books.
+            first (`str`):
+                The name of the book that may have lost more.
+            second (`str`):
+                The name of the other.
             scale (`float`, *optional*):
                 λ. Without it the answer is for the chosen λ, from the half of the passages that did not choose it.
 
@@ -194,7 +195,7 @@ class UnlearningReport:
         return report_markdown(self)
 
     def figures(self) -> "dict[str, Figure]":
-        """The plots, drawn: `scores` (against λ), `pareto` (forget against keep) and `samples` (texts before and after).
+        """The plots: `scores` (against λ), `pareto` (forgetting against keeping) and `samples` (texts before and after).
 
         Returns:
             `dict[str, matplotlib.figure.Figure]`: The figures by the names of the files that `save` writes them to.
@@ -298,5 +299,6 @@ def _build(kind: Any, value: Any) -> Any:
         return {key: _build(inner[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)})  # type: ignore[operator]
+        built = {field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)}
+        return kind(**built)  # type: ignore[operator]
     return float(value) if kind is float else value

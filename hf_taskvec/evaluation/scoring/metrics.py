@@ -35,9 +35,12 @@ class AnsweredPassage:
     """All that one passage gave: the texts, and the model's view of the true continuation.
 
     Args:
-        output, answer (`str`): generated and true continuation.
-        log_probs (`tuple[float]`): of each token of the answer, given the true text before it.
-        hits (`tuple[bool]`): whether that token was the model's first choice.
+        output, answer (`str`):
+            Generated and true continuation.
+        log_probs (`tuple[float]`):
+            Of each token of the answer, given the true text before it.
+        hits (`tuple[bool]`):
+            Whether that token was the model's first choice.
     """
 
     output: str
@@ -73,7 +76,7 @@ def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
 
 
 def perplexity(log_probs: Sequence[float]) -> float:
-    """exp of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
+    """The exponential of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
     return math.exp(min(-math.fsum(log_probs) / len(log_probs), 709.0))
 
 

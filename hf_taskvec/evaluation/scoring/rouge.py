@@ -13,7 +13,16 @@ from hf_taskvec.evaluation.texts.word_tokens import words
 
 @dataclass(frozen=True)
 class RougeScore:
-    """Precision, recall and F1 of one prediction against one reference, each between 0 and 1."""
+    """Precision, recall and F1 of one prediction against one reference, each between 0 and 1.
+
+    Args:
+        precision (`float`):
+            The share of the generated words in the longest common subsequence.
+        recall (`float`):
+            The share of the true words in it.
+        fmeasure (`float`):
+            Their harmonic mean.
+    """
 
     precision: float
     recall: float
@@ -24,12 +33,20 @@ def rouge_l(prediction: str, reference: str, stemmer: bool = False) -> RougeScor
     """The Rouge-L precision, recall and F1 of `prediction`, bit for bit those of `rouge_score`.
 
     Args:
-        prediction (`str`): the generated text.
-        reference (`str`): the true text.
-        stemmer (`bool`): compare Porter stems, as `RougeScorer(use_stemmer=True)` does.
+        prediction (`str`):
+            The generated text.
+        reference (`str`):
+            The true text.
+        stemmer (`bool`, *optional*, defaults to `False`):
+            Compare Porter stems, as `RougeScorer(use_stemmer=True)` does.
 
-    >>> rouge_l("the cat sat", "the cat sat on the mat").recall
-    0.5
+    Returns:
+        `RougeScore`: All 0 if one of the texts has no words.
+
+    Example:
+        >>> rouge_l("the cat sat", "the cat sat on the mat").recall
+        0.5
+
     """
     predicted, true = words(prediction, stemmer), words(reference, stemmer)
     if not predicted or not true:

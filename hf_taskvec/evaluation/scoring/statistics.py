@@ -23,6 +23,7 @@ class Interval:
     high: float
 
     def covers(self, number: float) -> bool:
+        """Whether a number lies in the interval."""
         return self.low <= number <= self.high
 
     def within(self, margin: float) -> bool:
@@ -47,6 +48,7 @@ class Draws:
             )
 
     def bootstrap(self, n: int) -> "Bootstrap":
+        """The resamplings of `n` passages."""
         return Bootstrap(n, self.resamples, self.level, self.seed)
 
 
@@ -55,10 +57,14 @@ class Bootstrap:
     """Resamplings of `n` passages. The same object gives paired results: every score sees the same draws.
 
     Args:
-        n (`int`): the number of passages.
-        resamples (`int`): how many times they are drawn anew.
-        level (`float`): of the percentile intervals.
-        seed (`int`): of the draws.
+        n (`int`):
+            The number of passages.
+        resamples (`int`):
+            How many times they are drawn anew.
+        level (`float`):
+            Of the percentile intervals.
+        seed (`int`):
+            Of the draws.
     """
 
     n: int
@@ -139,9 +145,14 @@ def permutation_test(first: ArrayLike, second: ArrayLike, permutations: int = 10
     """The one-sided p-value for "the first book lost more than the second".
 
     Args:
-        first, second: the losses (score at λ=0 minus score at λ) of each passage of the two books.
-        permutations (`int`): how often passages are dealt anew to the two books.
-        seed (`int`): of the dealing.
+        first (`ArrayLike`):
+            The losses (score at λ=0 minus score at λ) of each passage of the first book.
+        second (`ArrayLike`):
+            The same of the second book.
+        permutations (`int`):
+            How often passages are dealt anew to the two books.
+        seed (`int`):
+            Of the dealing.
     """
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if not len(left) or not len(right):
