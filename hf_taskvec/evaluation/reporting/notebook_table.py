@@ -54,7 +54,7 @@ def report_html(report: UnlearningReport) -> str:
 
 
 def _scale_head(scale: float, is_chosen: bool) -> str:
-    text = escape(format_scale(scale)) + ("<br>✓ chosen" if is_chosen else "")
+    text = escape(format_scale(scale)) + ("<br/>✓ chosen" if is_chosen else "")
     return _cell("th", text, _CHOSEN if is_chosen else "")
 
 
@@ -62,7 +62,7 @@ def _value(found: Interval | None, metric: str, is_chosen: bool = False) -> str:
     text = "–"
     if found is not None:
         value, _, ends = format_interval(found, METRICS[metric].digits).partition(" ")
-        text = value + (f'<br><span style="{_FAINT}">{ends}</span>' if ends else "")
+        text = value + (f'<br/><span style="{_FAINT}">{ends}</span>' if ends else "")
     return _cell("td", text, _CHOSEN if is_chosen else "")
 
 
