@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hf_taskvec.errors import OutputError
+
 # How the name of a file ends that is being written. A killed process may leave one behind.
 PARTIAL = ".partial"
 
@@ -43,6 +45,24 @@ def write_bytes(path: Path, data: bytes, shared: bool = False) -> None:
 def write_text(path: Path, text: str, shared: bool = False) -> None:
     """Write a UTF-8 text file whole, its newlines as they are; see `replacing`."""
     write_bytes(path, text.encode(), shared)
+
+
+def ensure_writable(folder: Path) -> None:
+    """Create the folder and try it, so that long work fails before it begins and not after it.
+
+    Raises:
+        `OutputError`: If no file can be written there.
+    """
+    trial = folder / f".{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        # `from None`: the cause would print the whole path.
+        raise OutputError(
+            f"the folder {folder.name!r} cannot be written: {error.strerror}. Name another one, or change its rights"
+        ) from None
 
 
 def is_partial(path: Path) -> bool:

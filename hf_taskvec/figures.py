@@ -4,7 +4,8 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers 
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import UnsupportedError
@@ -28,19 +29,26 @@ def look(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % 7], "marker": _MARKERS[i % 7], "linestyle": _DASHES[i % 7]}
 
 
-def render(pages: Mapping[str, "Callable[[], Figure]"]) -> dict[str, bytes]:
-    """Every figure as PNG and SVG, by file name: the same bytes for the same figure."""
+@contextmanager
+def styled() -> Iterator[None]:
+    """The library's look, for figures that are made or saved inside the block."""
     try:
         import matplotlib
     except ImportError as error:
         raise UnsupportedError(
             "plots need matplotlib: pip install 'hf-taskvec[plots]', or leave the plots out"
         ) from error
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def render(pages: "Mapping[str, Figure] | Mapping[str, Callable[[], Figure]]") -> dict[str, bytes]:
+    """Every figure, or what draws it, as PNG and SVG, by file name: the same bytes for the same figure."""
     files = {}
     # The renderers are asked for directly: no window system, and no state of pyplot is touched.
-    with matplotlib.rc_context(_STYLE):
-        for name, draw in pages.items():
-            figure = draw()
+    with styled():
+        for name, page in pages.items():
+            figure = page() if callable(page) else page
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 buffer = io.BytesIO()
                 figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     )
     from hf_taskvec.analysis.cosines import CosineMatrix, cosine_matrix
     from hf_taskvec.analysis.gradients import Alignment, gradient_alignment
-    from hf_taskvec.analysis.judging import Judgement
     from hf_taskvec.analysis.landscapes import Landscape, loss_landscape
     from hf_taskvec.analysis.linearity import Linearity, Measures, cross_task_linearity, stitch
     from hf_taskvec.analysis.ranks import LargeRows, Ranks, effective_ranks, large_rows, stable_ranks
@@ -37,7 +36,6 @@ _HOME = {
     "CorrelationMatrix": "correlations",
     "CosineMatrix": "cosines",
     "Edited": "token_batches",
-    "Judgement": "judging",
     "Landscape": "landscapes",
     "LargeRows": "ranks",
     "Linearity": "linearity",
@@ -68,7 +66,6 @@ __all__ = [
     "CorrelationMatrix",
     "CosineMatrix",
     "Edited",
-    "Judgement",
     "Landscape",
     "LargeRows",
     "Linearity",

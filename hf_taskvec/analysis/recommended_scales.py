@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_taskvec.analysis.correlations import Correlation
-    from hf_taskvec.analysis.judging import Judgement
-    from hf_taskvec.evaluation import UnlearningReport
 
 Verdict = Literal["works", "hard", "impossible"]
 #: What the paper writes instead of the hinge loss's margin of 1 in practice (its footnote 3).
@@ -128,12 +126,6 @@ class Recommendation:
         scale = self.sweep_scale
         found = {round(float(each), 12) + 0.0 for each in (*grid, *([] if scale is None else [scale]))}
         return sorted(found, key=lambda each: (abs(each), each))
-
-    def judge(self, report: "UnlearningReport") -> "Judgement":
-        """How good the recommended λ was in a sweep that evaluated it (see `scales_with`)."""
-        from hf_taskvec.analysis.judging import judge
-
-        return judge(self, report)
 
     def __str__(self) -> str:
         lines = [] if self.alpha is None else [f"α = {self.alpha:+.3f}"]

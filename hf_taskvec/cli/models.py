@@ -270,7 +270,7 @@ def _load(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from hf_taskvec.algebra.rounding import parse_dtype
-    from hf_taskvec.evaluation.asking.asking import processes
+    from hf_taskvec.distributed import processes
     from hf_taskvec.models.checkpoint import locate, split_revision
 
     locate(model, None, token, ["config.json"])  # our own words for what is not there
@@ -289,7 +289,7 @@ def _evaluation_plan(model: str, vector: tuple[str, int] | None, output: Path, t
 
 
 def _tell(report: "UnlearningReport", output: Path, as_json: bool) -> None:
-    from hf_taskvec.evaluation.asking.asking import processes
+    from hf_taskvec.distributed import processes
 
     if not processes().is_main_process:
         return

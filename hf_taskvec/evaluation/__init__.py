@@ -1,15 +1,27 @@
-"""What an edit made a model forget, what it kept, and how sure we are.
+"""What an edit made a model forget, what it kept, and how sure we are: in three steps.
+
+1. `texts/`: books and the passages of them that a model is asked for, as a protocol says. `load_book` gives a `Book`.
+2. `asking/`: the passages through the model at every λ, in batches that processes share. Finished ones are kept.
+3. `scoring/` and `reporting/`: metrics, intervals, tests and the choice of λ; then the report as a value, as tables,
+   plots and HTML. `rouge_l`, `Choice`, `UnlearningReport`.
+
+`sweeping.py` does all three: `sweep(model, vector, scales, books)`. Imports point from the sweep down to the texts,
+never back. The harness takes a model and something that sets λ; how an edit works it does not know.
 
 The public names are listed here and imported when first used: `import hf_taskvec.evaluation` costs no torch.
 
-    from hf_taskvec.evaluation import load_book, protocols, rouge_l, sweep, UnlearningReport
+    from hf_taskvec.evaluation import load_book, protocols, sweep
+
+    books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]
+    report = sweep(model, vector, [0, -0.5, -1], books)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.reporting.tables import compare
+    from hf_taskvec.evaluation.reporting.recommended_scale import Judgement
+    from hf_taskvec.evaluation.reporting.tables import compare_reports
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.evaluation.scoring.rouge import RougeScore, rouge_l
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
@@ -22,12 +34,13 @@ if TYPE_CHECKING:
 _HOME = {
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
+    "Judgement": "reporting.recommended_scale",
     "LeakReport": "texts.leaks",
     "Passage": "texts.passages",
     "RougeScore": "scoring.rouge",
     "UnlearningReport": "reporting.unlearning_report",
     "check_leaks": "texts.leaks",
-    "compare": "reporting.tables",
+    "compare_reports": "reporting.tables",
     "load_book": "texts.books",
     "rouge_l": "scoring.rouge",
     "sweep": "sweeping",
@@ -36,12 +49,13 @@ _HOME = {
 __all__ = [
     "Book",
     "Choice",
+    "Judgement",
     "LeakReport",
     "Passage",
     "RougeScore",
     "UnlearningReport",
     "check_leaks",
-    "compare",
+    "compare_reports",
     "load_book",
     "protocols",
     "rouge_l",

@@ -3,28 +3,31 @@
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
+from hf_taskvec.atomic import ensure_writable
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting import summary
-from hf_taskvec.evaluation.reporting.unlearning_report import (
+from hf_taskvec.evaluation.reporting.report_parts import (
     UNNAMED,
-    At,
-    AtReference,
     BookInfo,
     MetricInfo,
+    PassageAtReference,
+    PassageAtScale,
     PassageResult,
     ReferenceInfo,
     Settings,
     Timing,
-    UnlearningReport,
 )
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, Outcome, measure
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricName, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
@@ -32,25 +35,28 @@ from hf_taskvec.evaluation.texts.leaks import check_leaks, without_leaks
 from hf_taskvec.evaluation.texts.passages import Passage, find_passages
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.asking.asking import Asked, Edit
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.batched_asking import Asked
+    from hf_taskvec.evaluation.asking.scalable_edits import ScalableEdit
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
 
 
 def sweep(
     model: Any,
-    edit: "Edit | None",
+    change: "TaskVector | ScalableEdit | None",
     scales: Sequence[float],
     books: Book | Sequence[Book],
     protocol: "str | protocols.Protocol | None" = None,
     *,
+    merge: bool = True,
     tokenizer: Any = None,
     reference: Any = None,
     output: str | Path | None = None,
     store: str | Path | None = None,
     batch_size: int | None = None,
     likelihood: bool = True,
-    metric: str = "rouge_l",
+    metric: MetricName = "rouge_l",
     margin: float = 0.03,
     retain_bound: float = 0.1,
     certain: bool = False,
@@ -59,39 +65,84 @@ def sweep(
     permutations: int = 10_000,
     seed: int = 0,
     log_with: Any = None,
+    progress: bool | None = None,
 ) -> UnlearningReport:
     """An `UnlearningReport`: what each λ made the model forget and keep, with intervals, and which λ to take.
 
-    Under `accelerate launch` every process calls this with the same arguments: the work is shared, the
-    report is the same on all of them and for any number of them. Afterwards the edit stands at λ=0.
+    Under `accelerate launch` every process calls this with the same arguments: the work is shared, the report is the
+    same on all of them and for any number of them. Afterwards an edit stands at λ=0, and a model that was given with a
+    vector is as before, bit for bit.
 
     Args:
-        model: a causal language model as transformers or PEFT gives it, on its device(s).
-        edit: has a `fingerprint` and `set_scale(λ)`; if it also has `set_row_scales(list of λ)`, all λ go
-            through the model together. `None` leaves the model as it is: a control.
-        scales: the values of λ. 0 is added if it is missing: all drops are against it.
-        books: their roles say what is to be forgotten and what kept.
-        protocol: a name or a `Protocol`; ours by default.
-        tokenizer: of the model; loaded from where the model came from without it.
-        reference: a model that never saw the forget books, if there is one; or several models under the
-            names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is chosen
-            against the first. They share the tokenizer.
-        output: folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
-        store: folder of finished passages; an interrupted sweep continues from it.
-        batch_size: rows in one batch; found automatically without it.
-        likelihood: also measure the likelihood of the true continuations (perplexity, Min-K %, extraction
-            strength, exact memorisation). Without it only texts are generated.
-        metric: the memory metric by which λ is chosen.
-        margin: "as if never seen" means within ± this of the never-seen score, in units of a score from 0
-            to 1.
-        retain_bound: the share of its score that a retained book may lose.
-        certain: take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known
-            than to a model that never saw it; by default the mean decides.
-        resamples, level, permutations, seed: of the intervals and tests, and of the halves that choose λ.
-        log_with: trackers, passed through to accelerate.
+        model (`PreTrainedModel` or `PeftModel`):
+            A causal language model, on its device(s).
+        change (`TaskVector`, an edit, or `None`):
+            What λ scales. A vector is put on the model for the time of the sweep. An edit is on this model already
+            (`vector.edit(model)`, or anything with a `fingerprint` and `set_scale(λ)`; if it also has
+            `set_row_scales(list of λ)`, all λ go through the model together). `None` leaves the model as it is: a
+            control.
+        scales (`Sequence[float]`):
+            The values of λ. 0 is added if it is missing: all drops are against it.
+        books (`Book` or `Sequence[Book]`):
+            Their roles say what is to be forgotten and what kept.
+        protocol (`str` or `Protocol`, *optional*):
+            One of `protocols.names()`, or one of your own. `taskvec-v1` without it.
+        merge (`bool`, *optional*, defaults to `True`):
+            For a vector, as in `TaskVector.edit`: write it into the weights, or attach it beside them.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Of the model; loaded from where the model came from without it.
+        reference (model or `dict[str, model]`, *optional*):
+            A model that never saw the forget books; or several models under the names that tables shall show, as in
+            `{"retrained without Alice": a, "base": b}`. λ is chosen against the first. They share the tokenizer.
+        output (`str` or `Path`, *optional*):
+            Folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
+        store (`str` or `Path`, *optional*):
+            Folder of finished passages; an interrupted sweep continues from it.
+        batch_size (`int`, *optional*):
+            Rows in one batch; found automatically without it.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also measure the likelihood of the true continuations (perplexity, Min-K %, extraction strength, exact
+            memorisation). Without it only texts are generated.
+        metric (`str`, *optional*, defaults to `"rouge_l"`):
+            The memory metric by which λ is chosen.
+        margin (`float`, *optional*, defaults to 0.03):
+            "As if never seen" means within ± this of the never-seen score, in units of a score from 0 to 1.
+        retain_bound (`float`, *optional*, defaults to 0.1):
+            The share of its score that a retained book may lose.
+        certain (`bool`, *optional*, defaults to `False`):
+            Take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known than
+            to a model that never saw it; by default the mean decides.
+        resamples (`int`, *optional*, defaults to 2000):
+            How often passages are drawn anew for an interval.
+        level (`float`, *optional*, defaults to 0.95):
+            Of the intervals.
+        permutations (`int`, *optional*, defaults to 10000):
+            How often passages are dealt anew for a test.
+        seed (`int`, *optional*, defaults to 0):
+            Of the intervals and tests, and of the halves that choose λ.
+        log_with (*optional*):
+            Trackers, passed through to accelerate.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `UnlearningReport`: Every score, text and test, and the choice of λ.
+
+    Raises:
+        `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
+        `MissingNameError`: If there is no such protocol or metric.
+        `OutputError`: If `output` or `store` cannot be written; before any work.
+        `MismatchError`: If the processes of a launch hold different weights, or the vector does not fit the model.
+
+    Example:
+        books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]
+        report = sweep(model, vector, [0, -0.2, -0.4, -0.6, -0.8, -1], books, output="out/", reference=base)
+        report.choice.scale, report.choice.reason
+
     """
-    from hf_taskvec.evaluation.asking.asking import NoEdit, ask, processes
-    from hf_taskvec.evaluation.asking.finished_passages import Store, ensure_writable
+    from hf_taskvec.evaluation.asking.batched_asking import ask
+    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
+    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 
     begin = time.perf_counter()
@@ -102,7 +153,7 @@ def sweep(
     draws = Draws(resamples, level, permutations, seed)
     decisive = _decisive(metric, likelihood, margin)
     others = _references(reference)
-    edit = NoEdit() if edit is None else _checked_edit(edit)
+    _check_change(change, model, merge)
     _check_books(books)
     if output is not None:
         ensure_writable(Path(output))
@@ -110,7 +161,7 @@ def sweep(
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
     leaks = check_leaks(passages, [book.training_text for book in books])
-    kept = Store(store if store is not None else Path(output) / "store" if output is not None else None)
+    kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
     asking = partial(
         ask,
         passages=passages,
@@ -119,16 +170,15 @@ def sweep(
         store=kept,
         batch_size=batch_size,
         likelihood=likelihood,
+        progress=progress,
     )
-    edit.set_scale(0.0)
-    try:
+    with _on_model(change, model, merge) as edit:
+        fingerprint = edit.fingerprint
         own = asking(model, edit, scales, label="batches")
-    finally:
-        edit.set_scale(0.0)
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
     results = _results(own, scales, compared, protocol, likelihood)
-    values = summary.Values(results, scales, tuple(compared))
+    values = summary.PassageValues(results, scales, tuple(compared))
     infos = tuple(
         BookInfo(
             book.name,
@@ -146,7 +196,7 @@ def sweep(
     report = UnlearningReport(
         protocol=protocol,
         model=own.fingerprint,
-        edit=edit.fingerprint,
+        edit=fingerprint,
         references=tuple(
             ReferenceInfo(name, asked.fingerprint, asked.work.plan.batch_size, asked.work.plan.hash)
             for name, asked in compared.items()
@@ -249,15 +299,33 @@ def _references(reference: Any) -> dict[str, Any]:
     return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
 
 
-def _checked_edit(edit: Any) -> "Edit":
-    from hf_taskvec.evaluation.asking.asking import Edit
+def _check_change(change: Any, model: Any, merge: bool) -> None:
+    """Refuse what is no change of this model."""
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.scalable_edits import check_edit
 
-    if not isinstance(edit, Edit):
+    if change is None or isinstance(change, TaskVector):
+        return
+    check_edit(change, model)
+    if not merge:
         raise BadValueError(
-            f"an edit has a `fingerprint` and `set_scale(λ)`, which {type(edit).__name__} lacks; "
-            "a task vector gives one: vector.edit(model)"
+            "merge=False is for a task vector, but the edit is on the model already: "
+            "pass the vector, or make the edit with vector.edit(model, merge=False)"
         )
-    return edit
+
+
+@contextmanager
+def _on_model(change: "TaskVector | ScalableEdit | None", model: Any, merge: bool) -> "Iterator[ScalableEdit]":
+    """The change as an edit of the model, at λ=0 before and afterwards; a vector is taken off again."""
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.evaluation.asking.scalable_edits import NoEdit, starting_at_zero
+
+    if isinstance(change, TaskVector):
+        with change.edit(model, 0.0, merge=merge) as made:
+            yield made
+    else:
+        with starting_at_zero(NoEdit() if change is None else change) as edit:
+            yield edit
 
 
 def _tokenizer(model: Any) -> Any:
@@ -275,15 +343,15 @@ def _results(
     from hf_taskvec.evaluation.asking.batch_plan import Row
 
     def answer(asked: "Asked", scale: float, i: int) -> tuple[str, dict[str, float]]:
-        found, task = asked.work.rows[Row(scale, i)], asked.tasks[i]
+        found, passage = asked.work.rows[Row(scale, i)], asked.passages[i]
         # A store may know more than was asked for; the report holds the same metrics for every passage.
         views = (found.log_probs, found.hits) if likelihood else ((), ())
-        return found.text, measure(Outcome(found.text, task.passage.answer, *views), protocol)
+        return found.text, measure(AnsweredPassage(found.text, passage.text.answer, *views), protocol)
 
     results = []
-    for i, p in enumerate(task.passage for task in own.tasks):
-        at = tuple(At(scale, *answer(own, scale, i)) for scale in scales)
-        beside = tuple(AtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
+    for i, p in enumerate(passage.text for passage in own.passages):
+        at = tuple(PassageAtScale(scale, *answer(own, scale, i)) for scale in scales)
+        beside = tuple(PassageAtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
         results.append(PassageResult(p.id, p.book, p.split, p.prompt, p.answer, at, beside))
     return tuple(results)
 

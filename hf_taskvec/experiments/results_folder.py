@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec import atomic
+from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
 from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
 from hf_taskvec.models.checkpoint import read_json
 

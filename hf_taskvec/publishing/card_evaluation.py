@@ -90,9 +90,9 @@ def published_report(report: "UnlearningReport") -> dict[str, bytes]:
     numbers = replace(report, passages=())
     files = {"report.json": numbers.to_json().encode(), "report.md": report.to_markdown().encode()}
     if _can_plot():
-        from hf_taskvec.evaluation.reporting.plots import render
+        from hf_taskvec.evaluation.reporting.plots import plot_files
 
-        files |= {name: page for name, page in render(report, _PLOTS).items() if name.endswith(".png")}
+        files |= {name: page for name, page in plot_files(report, _PLOTS).items() if name.endswith(".png")}
     return files
 
 

@@ -1,7 +1,5 @@
-"""λ from theory: the regions of Theorems 1 to 3, the sweep's origin, and how good a recommendation was."""
+"""λ from theory: the regions of Theorems 1 to 3, and the sweep's origin."""
 
-import copy
-import dataclasses
 import math
 import re
 
@@ -9,13 +7,10 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.tiny_books import make_books, make_tokenizer, tiny_llama, train
 
-from hf_taskvec import TaskVector
 from hf_taskvec.analysis import Correlation, recommend_scales
 from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation import protocols, sweep
 
 correlations = st.floats(-1, 1, allow_nan=False)
 
@@ -195,54 +190,3 @@ def test_the_recommended_scale_joins_the_grid() -> None:
     assert recommend_scales(0.3).scales_with([-1.0, 0]) == [0, -1.0]
     assert recommend_scales(0.99).scales_with([0, -0.5]) == [0, -0.5]
     assert recommend_scales(-0.5).scales_with([0])[-1] == pytest.approx(-1.005)
-
-
-@pytest.fixture(scope="module")
-def report():
-    """A sweep over the grid with the recommended λ among it: made-up books, a tiny model, a real vector."""
-    tokenizer, books = make_tokenizer(), make_books()
-    base = tiny_llama()
-    joint = train(copy.deepcopy(base), tokenizer, books, 150)
-    vector = TaskVector.from_finetuned(base, train(copy.deepcopy(base), tokenizer, books[:1], 100))
-    protocol = protocols.get(prompt_length=14, answer_length=8, samples=12)
-    with vector.edit(joint, 0.0) as edit:
-        grid = recommend_scales(0.0).scales_with([0, -0.4])
-        return sweep(joint, edit, grid, books, protocol, tokenizer=tokenizer, resamples=100, permutations=100)
-
-
-def test_a_recommendation_is_judged_by_the_sweep(report) -> None:
-    found = recommend_scales(0.0).judge(report)
-    at = {c.scale: c for c in report.choice.candidates}
-    assert found.scale == -1.0 and found.metric == report.choice.metric and found.chosen == report.choice.scale
-    assert found.forget_loss == pytest.approx(1 - at[-1.0].forget / at[0.0].forget)
-    assert found.worst_retain_loss == at[-1.0].worst_retain and found.qualifies == at[-1.0].qualifies
-    assert f"{found.forget_loss:.0%}" in found.sentence and "λ=-1" in str(found)
-    assert str(found).startswith("Theory recommended λ=-1: on the half of the passages that chooses λ,")
-
-
-def test_one_half_of_the_passages_decides_all_of_it(report) -> None:
-    """Another λ that, on the half that chooses, forgets as much and keeps more, beats it, whatever all passages say."""
-    at = {c.scale: c for c in report.choice.candidates}
-    better = dataclasses.replace(at[-0.4], forget=at[-1.0].forget, worst_retain=at[-1.0].worst_retain - 0.1)
-    worse = dataclasses.replace(at[-0.4], forget=at[0.0].forget, worst_retain=at[-1.0].worst_retain + 0.1)
-    start = dataclasses.replace(at[0.0], worst_retain=at[-1.0].worst_retain)
-    assert at[-1.0].forget < at[0.0].forget
-    for other, beaten in ((better, True), (worse, False)):
-        choice = dataclasses.replace(
-            report.choice,
-            scale=None,
-            candidates=(start, other, at[-1.0]),
-            pareto=(-1.0,) if beaten else (),  # of all passages: not looked at
-        )
-        found = recommend_scales(0.0).judge(dataclasses.replace(report, choice=choice))
-        assert found.on_pareto_front != beaten
-        assert ("another λ forgets as much and keeps more" in str(found)) == beaten
-
-
-def test_a_scale_that_was_not_evaluated_is_not_judged(report) -> None:
-    with pytest.raises(BadValueError, match="scales_with"):
-        recommend_scales(-0.5).judge(report)
-    with pytest.raises(BadValueError, match="recommends no λ"):
-        recommend_scales(1.0).judge(report)
-    with pytest.raises(BadValueError, match="chose no λ"):
-        recommend_scales(0.0).judge(dataclasses.replace(report, choice=None))

@@ -10,7 +10,7 @@ from pathlib import Path
 from rouge_score.rouge_scorer import RougeScorer
 
 from hf_taskvec.evaluation import rouge_l
-from hf_taskvec.evaluation.scoring.rouge import _stem
+from hf_taskvec.evaluation.texts.word_tokens import _stem
 
 
 def main(book: str) -> None:

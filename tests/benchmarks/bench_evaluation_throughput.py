@@ -20,30 +20,30 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec.evaluation import load_book, protocols, sweep
-from hf_taskvec.evaluation.asking.batch_plan import Plan, Task, make_plan, make_tasks
+from hf_taskvec.evaluation.asking.batch_plan import BatchPlan, TokenizedPassage, plan_batches, tokenize_passages
 from hf_taskvec.evaluation.texts.passages import find_passages
 
 BARE, TEXTS, BOTH = "bare model.generate", "sweep, texts only", "sweep, with likelihood"
 THEIR_TEXTS, THEIR_BOTH = "lm-eval, generation", "lm-eval, generation and likelihood"
 
 
-def bare(model: Any, plan: Plan, tasks: tuple[Task, ...]) -> None:
+def bare(model: Any, plan: BatchPlan, passages: tuple[TokenizedPassage, ...]) -> None:
     """`model.generate` on the batches of the plan, and nothing else."""
     for batch in plan.batches:
-        rows = [tasks[row.task] for row in batch]
-        width = max(len(task.prompt_ids) for task in rows)
+        rows = [passages[row.passage] for row in batch]
+        width = max(len(passage.prompt_ids) for passage in rows)
         ids = torch.zeros((len(rows), width), dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for i, task in enumerate(rows):
-            ids[i, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
-            mask[i, width - len(task.prompt_ids) :] = 1
-        new = max(task.new_tokens for task in rows)
+        for i, passage in enumerate(rows):
+            ids[i, width - len(passage.prompt_ids) :] = torch.tensor(passage.prompt_ids)
+            mask[i, width - len(passage.prompt_ids) :] = 1
+        new = max(passage.new_tokens for passage in rows)
         with torch.inference_mode():
             model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
 
 
 def lm_eval(
-    model: Any, tokenizer: Any, tasks: tuple[Task, ...], size: int, times: int, both: bool
+    model: Any, tokenizer: Any, passages: tuple[TokenizedPassage, ...], size: int, times: int, both: bool
 ) -> Callable[[], None]:
     """lm-eval on the same prompts: its generation, and on request its likelihood of the answers as well.
 
@@ -55,14 +55,14 @@ def lm_eval(
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size, max_length=256)
 
     def once() -> None:
-        options = [{"until": ["\x00"], "max_gen_toks": task.new_tokens, "do_sample": False} for task in tasks]
+        options = [{"until": ["\x00"], "max_gen_toks": passage.new_tokens, "do_sample": False} for passage in passages]
         asked = [
-            Instance("generate_until", {}, (task.passage.prompt, option), i)
-            for i, (task, option) in enumerate(zip(tasks, options, strict=True))
+            Instance("generate_until", {}, (passage.passage.prompt, option), i)
+            for i, (passage, option) in enumerate(zip(passages, options, strict=True))
         ]
         lm.generate_until(asked, disable_tqdm=True)
         if both:
-            pairs = [(t.passage.prompt, t.passage.gap + t.passage.answer) for t in tasks]
+            pairs = [(t.text.prompt, t.text.gap + t.text.answer) for t in passages]
             scored = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
             lm.loglikelihood(scored, disable_tqdm=True)
 
@@ -91,9 +91,9 @@ def main() -> None:
         samples=args.passages // 2,
         decoding=protocols.Decoding(max_new_tokens=64),
     )
-    tasks = make_tasks(find_passages(book, protocol), protocol, tokenizer, None)
+    passages = tokenize_passages(find_passages(book, protocol), protocol, tokenizer, None)
     scales = [0.0, -0.5, -1.0]  # nothing is edited: the same work three times, as a sweep does it
-    plan = make_plan(tasks, scales, args.batch_size, mixed=False, context=None)
+    plan = plan_batches(passages, scales, args.batch_size, mixed=False, context=None)
     kept: dict[bool, float] = {}
 
     def ours(likelihood: bool) -> None:
@@ -103,13 +103,13 @@ def main() -> None:
         kept[likelihood] = min(kept.get(likelihood, 1.0), share)
 
     runs: dict[str, Callable[[], None]] = {
-        BARE: lambda: bare(model, plan, tasks),
+        BARE: lambda: bare(model, plan, passages),
         TEXTS: lambda: ours(False),
         BOTH: lambda: ours(True),
     }
     if find_spec("lm_eval"):
         for name, both in ((THEIR_TEXTS, False), (THEIR_BOTH, True)):
-            runs[name] = lm_eval(model, tokenizer, tasks, args.batch_size, len(scales), both=both)
+            runs[name] = lm_eval(model, tokenizer, passages, args.batch_size, len(scales), both=both)
     times: dict[str, list[float]] = {name: [] for name in runs}
     ours(True)  # the first call of everything pays for imports
     kept.clear()
@@ -120,9 +120,9 @@ def main() -> None:
             runs[name]()
             times[name].append(time.process_time() - busy)
         order = [*order[1:], order[0]]
-    rows = len(tasks) * len(scales)
+    rows = len(passages) * len(scales)
     print(
-        f"{len(tasks)} passages at {len(scales)} λ, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)"
+        f"{len(passages)} passages at {len(scales)} λ, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)"
     )
     for name in runs:
         seconds = median(times[name])

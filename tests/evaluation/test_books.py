@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError
 from hf_taskvec.evaluation import check_leaks, load_book, protocols
-from hf_taskvec.evaluation.scoring.rouge import words
 from hf_taskvec.evaluation.texts.cleaning import chapters, mend, sentences
 from hf_taskvec.evaluation.texts.passages import find_passages
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 SHORT = protocols.get(prompt_length=20, answer_length=10)
 

@@ -10,11 +10,12 @@ import torch
 from support.tiny_books import tiny_gpt2, tiny_llama
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
-from hf_taskvec.evaluation.asking.asking import NoEdit, ask
-from hf_taskvec.evaluation.asking.batch_plan import Row, make_plan, make_tasks
-from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
+from hf_taskvec.evaluation.asking.batch_plan import Row, plan_batches, tokenize_passages
+from hf_taskvec.evaluation.asking.batched_asking import ask
+from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation
-from hf_taskvec.evaluation.asking.key_value_cache import roomy_cache
+from hf_taskvec.evaluation.asking.key_value_cache import preallocated_cache
+from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.scoring.metrics import perplexity
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.passages import find_passages
@@ -32,22 +33,22 @@ def do(model, tokenizer, book, protocol=SHORT, batch_size=4, store=None, edit=No
         passages=find_passages(book, protocol),
         protocol=protocol,
         tokenizer=tokenizer,
-        store=Store(None) if store is None else store,
+        store=FinishedPassages(None) if store is None else store,
         batch_size=batch_size,
     )
-    return asked.tasks, asked.work
+    return asked.passages, asked.work
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
 def test_the_texts_are_those_of_plain_generate_one_by_one(make, tokenizer, story):
     model = make()
-    tasks, work = do(model, tokenizer, story)
-    for i, task in enumerate(tasks):
-        ids = torch.tensor([task.prompt_ids])
+    passages, work = do(model, tokenizer, story)
+    for i, passage in enumerate(passages):
+        ids = torch.tensor([passage.prompt_ids])
         plain = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=len(task.answer_ids),
+            max_new_tokens=len(passage.answer_ids),
             do_sample=False,
             pad_token_id=0,
         )
@@ -55,7 +56,7 @@ def test_the_texts_are_those_of_plain_generate_one_by_one(make, tokenizer, story
         assert work.rows[Row(0.0, i)].text == expected
 
 
-def test_the_roomy_cache_gives_the_tokens_and_logits_of_the_growing_one():
+def test_the_preallocated_cache_gives_the_tokens_and_logits_of_the_growing_one():
     for model in (tiny_llama(), tiny_gpt2()):
         ids = torch.randint(1, 400, (3, 11), generator=torch.Generator().manual_seed(0))
         mask = torch.ones_like(ids)
@@ -64,7 +65,7 @@ def test_the_roomy_cache_gives_the_tokens_and_logits_of_the_growing_one():
         options |= {"return_dict_in_generate": True, "output_logits": True}
         usual = model.generate(ids, **options)
         for length in (31, 18):  # enough, and too little: it grows then
-            cache = roomy_cache(model, length)
+            cache = preallocated_cache(model, length)
             found = model.generate(ids, past_key_values=cache, **options)
             assert torch.equal(found.sequences, usual.sequences)
             for one, other in zip(found.logits, usual.logits, strict=True):
@@ -80,29 +81,29 @@ def test_a_model_with_layers_of_another_kind_keeps_its_own_cache(tokenizer, stor
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = MistralConfig(vocab_size=400, num_key_value_heads=2, sliding_window=8, eos_token_id=0, **sizes)
     model = MistralForCausalLM(config).eval()
-    assert roomy_cache(model, 50) is None and roomy_cache(tiny_llama(), 50) is not None
-    tasks, work = do(model, tokenizer, story)
-    ids = torch.tensor([tasks[0].prompt_ids])
-    plain = model.generate(ids, max_new_tokens=tasks[0].new_tokens, do_sample=False, pad_token_id=0)
+    assert preallocated_cache(model, 50) is None and preallocated_cache(tiny_llama(), 50) is not None
+    passages, work = do(model, tokenizer, story)
+    ids = torch.tensor([passages[0].prompt_ids])
+    plain = model.generate(ids, max_new_tokens=passages[0].new_tokens, do_sample=False, pad_token_id=0)
     assert work.rows[Row(0.0, 0)].text == tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
 def test_perplexity_is_that_of_the_models_own_loss(make, tokenizer, story):
     model = make()
-    tasks, work = do(model, tokenizer, story)
-    for i, task in enumerate(tasks):
-        ids = torch.tensor([task.prompt_ids + task.answer_ids])
+    passages, work = do(model, tokenizer, story)
+    for i, passage in enumerate(passages):
+        ids = torch.tensor([passage.prompt_ids + passage.answer_ids])
         labels = ids.clone()
-        labels[0, : len(task.prompt_ids)] = -100
+        labels[0, : len(passage.prompt_ids)] = -100
         with torch.no_grad():
             loss = model(input_ids=ids, labels=labels).loss.item()
         found = work.rows[Row(0.0, i)]
         assert perplexity(found.log_probs) == pytest.approx(math.exp(loss), rel=1e-5)
-        assert len(found.log_probs) == len(task.answer_ids)
+        assert len(found.log_probs) == len(passage.answer_ids)
         with torch.no_grad():
-            first = model(input_ids=ids).logits[0, len(task.prompt_ids) - 1 : -1].argmax(-1)
-        assert list(found.hits) == [int(a) == b for a, b in zip(first, task.answer_ids, strict=True)]
+            first = model(input_ids=ids).logits[0, len(passage.prompt_ids) - 1 : -1].argmax(-1)
+        assert list(found.hits) == [int(a) == b for a, b in zip(first, passage.answer_ids, strict=True)]
 
 
 @pytest.mark.parametrize("protocol", [SHORT, SAMPLED], ids=["greedy", "sampled"])
@@ -156,52 +157,52 @@ def test_memory_that_runs_out_halves_the_batches(tokenizer, story):
 
 
 def test_a_plan_keeps_lambdas_apart_unless_they_may_mix_and_respects_the_context(tokenizer, story):
-    tasks = make_tasks(find_passages(story, SHORT), SHORT, tokenizer, None)
-    apart = make_plan(tasks, [0.0, -1.0], 5, mixed=False, context=None)
+    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, None)
+    apart = plan_batches(passages, [0.0, -1.0], 5, mixed=False, context=None)
     assert all(len({row.scale for row in batch}) == 1 for batch in apart.batches)
-    mixed = make_plan(tasks, [0.0, -1.0], 5, mixed=True, context=None)
+    mixed = plan_batches(passages, [0.0, -1.0], 5, mixed=True, context=None)
     assert any(len({row.scale for row in batch}) == 2 for batch in mixed.batches)
     for plan in (apart, mixed):
         rows = [row for batch in plan.batches for row in batch]
-        assert len(rows) == len(set(rows)) == 2 * len(tasks)
-    limit = max(len(t.prompt_ids) + t.new_tokens for t in tasks)
-    tight = make_plan(tasks, [0.0], 99, mixed=False, context=limit)
+        assert len(rows) == len(set(rows)) == 2 * len(passages)
+    limit = max(len(t.prompt_ids) + t.new_tokens for t in passages)
+    tight = plan_batches(passages, [0.0], 99, mixed=False, context=limit)
     for batch in tight.batches:
-        held = [tasks[row.task] for row in batch]
+        held = [passages[row.passage] for row in batch]
         assert max(len(t.prompt_ids) for t in held) + max(t.new_tokens for t in held) <= limit
 
 
 def test_a_store_gives_back_what_was_put_in_and_is_keyed_by_what_matters(tmp_path, tokenizer, story):
-    tasks = make_tasks(find_passages(story, SHORT), SHORT, tokenizer, None)
-    base = ("model", "edit", -0.5, tasks[0], SHORT)
+    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, None)
+    base = ("model", "edit", -0.5, passages[0], SHORT)
     key = record_key(*base)
     others = [
         record_key("other", *base[1:]),
         record_key("model", "other", *base[2:]),
         record_key("model", "edit", -0.4, *base[3:]),
-        record_key(*base[:3], tasks[1], SHORT),
+        record_key(*base[:3], passages[1], SHORT),
         record_key(*base[:4], SAMPLED),
     ]
     assert len({key, *others}) == 6
     assert record_key("model", "edit", -0.0, *base[3:]) == record_key("model", "edit", 0.0, *base[3:])
     kept = Continuation("naïve “text”\n", (-0.1, -1e-17), (True, False))
-    Store(tmp_path).add({key: kept})
-    assert Store(tmp_path)[key] == kept and others[0] not in Store(tmp_path)
+    FinishedPassages(tmp_path).add({key: kept})
+    assert FinishedPassages(tmp_path)[key] == kept and others[0] not in FinishedPassages(tmp_path)
 
 
 def test_a_finished_passage_is_not_generated_again_and_a_changed_model_is(tmp_path, tokenizer, story):
     model = tiny_llama()
-    first = do(model, tokenizer, story, store=Store(tmp_path))[1]
+    first = do(model, tokenizer, story, store=FinishedPassages(tmp_path))[1]
     assert first.generated == len(first.rows)
-    second = do(model, tokenizer, story, store=Store(tmp_path), batch_size=3)[1]
+    second = do(model, tokenizer, story, store=FinishedPassages(tmp_path), batch_size=3)[1]
     assert second.generated == 0 and second.rows == first.rows
     with torch.no_grad():
         model.lm_head.weight[5, 5] += 1e-3
-    assert do(model, tokenizer, story, store=Store(tmp_path))[1].generated == len(first.rows)
+    assert do(model, tokenizer, story, store=FinishedPassages(tmp_path))[1].generated == len(first.rows)
 
 
 def _write(folder, number):
-    store = Store(folder)
+    store = FinishedPassages(folder)
     for i in range(40):  # every process writes the same ten batches of its neighbours, too
         store.add({f"{(i + number) % 50:064x}": Continuation(f"text {(i + number) % 50}", (-1.0,), (True,))})
 
@@ -214,7 +215,7 @@ def test_processes_may_write_at_once(tmp_path):
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
-    found = Store(tmp_path)
+    found = FinishedPassages(tmp_path)
     assert len(found) == 50 and all(found[f"{i:064x}"].text == f"text {i}" for i in range(50))
     assert not list(tmp_path.glob(".*"))
 
@@ -230,24 +231,24 @@ def test_processes_may_write_at_once(tmp_path):
     ids=["truncated", "altered", "empty", "future"],
 )
 def test_a_corrupt_store_is_named_and_nothing_is_lost(tmp_path, damage):
-    store = Store(tmp_path)
+    store = FinishedPassages(tmp_path)
     store.add({"a" * 64: Continuation("a text", (-1.0,), (True,))})
     store.add({"b" * 64: Continuation("another", (-1.0,), (True,))})
     victim = next(path for path in tmp_path.glob("*.json") if "a text" in path.read_text())
     victim.write_text(damage(victim.read_text()))
     with pytest.raises(CorruptFileError, match=victim.name):
-        Store(tmp_path)
+        FinishedPassages(tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 2
     victim.unlink()
-    assert "b" * 64 in Store(tmp_path)
+    assert "b" * 64 in FinishedPassages(tmp_path)
 
 
 def test_prompts_beyond_the_context_are_refused_with_the_numbers(tokenizer, story):
     with pytest.raises(BadValueError, match=r"story/seen/0000 needs \d+ tokens.*context has 20.*prompt_length"):
-        make_tasks(find_passages(story, SHORT), SHORT, tokenizer, 20)
+        tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, 20)
     total = replace(SHORT, decoding=protocols.Decoding(total_length=5))
     with pytest.raises(BadValueError, match="leaves none of the 5"):
-        make_tasks(find_passages(story, SHORT), total, tokenizer, None)
+        tokenize_passages(find_passages(story, SHORT), total, tokenizer, None)
 
 
 @pytest.mark.parametrize("where", ["forward", "generate"])

@@ -11,7 +11,8 @@ from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 
 from hf_taskvec.evaluation import rouge_l
-from hf_taskvec.evaluation.scoring.rouge import pypi_rouge_l, words
+from hf_taskvec.evaluation.scoring.rouge import pypi_rouge_l
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 PEER = {stemmer: RougeScorer(["rougeL"], use_stemmer=stemmer) for stemmer in (False, True)}
 # Few words, so that they repeat and common subsequences are long; endings that the stemmer cuts; odd letters.

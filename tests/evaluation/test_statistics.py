@@ -1,6 +1,7 @@
 """Intervals that cover, tests that find what is there and nothing else, and metrics recomputed by hand."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring import metrics
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Outcome, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, measure
 from hf_taskvec.evaluation.scoring.statistics import Bootstrap, Interval, auc, auc_interval, permutation_test
 from hf_taskvec.evaluation.texts import protocols
 
@@ -125,19 +126,21 @@ def test_min_k_is_muses():
 
 
 def test_health_tells_breaking_from_forgetting():
-    broken = measure(Outcome("the the " * 30, "a true text", (-9.0, -9.0), (False,)), protocols.get())
-    fluent = measure(Outcome("a calm and quite different story", "a true text", (-9.0,), (False,)), protocols.get())
+    broken = measure(AnsweredPassage("the the " * 30, "a true text", (-9.0, -9.0), (False,)), protocols.get())
+    fluent = measure(
+        AnsweredPassage("a calm and quite different story", "a true text", (-9.0,), (False,)), protocols.get()
+    )
     assert broken["repetition"] > 0.9 > 0.1 > fluent["repetition"]
     assert broken["distinct_2"] < 0.1 < fluent["distinct_2"] == 1.0
-    assert measure(Outcome("… !", "a", (-1.0,), (True,)), protocols.get())["empty"] == 1.0
+    assert measure(AnsweredPassage("… !", "a", (-1.0,), (True,)), protocols.get())["empty"] == 1.0
 
 
 def test_every_metric_has_a_definition_and_a_direction_and_perfect_recall_is_the_top():
     for metric in METRICS.values():
         assert metric.definition and metric.kind in ("memory", "health")
     answer = "one two three four five six"
-    known = measure(Outcome(answer, answer, (-0.01,) * 8, (True,) * 6), protocols.get("muse-verbmem"))
-    unknown = measure(Outcome("seven", answer, (-4.0,) * 8, (False,) * 6), protocols.get("muse-verbmem"))
+    known = measure(AnsweredPassage(answer, answer, (-0.01,) * 8, (True,) * 6), protocols.get("muse-verbmem"))
+    unknown = measure(AnsweredPassage("seven", answer, (-4.0,) * 8, (False,) * 6), protocols.get("muse-verbmem"))
     assert known["rouge_l"] == 100.0 and known["exact_memorisation"] == known["extraction_strength"] == 1.0
     for name, metric in METRICS.items():
         if metric.kind == "memory":
@@ -146,9 +149,13 @@ def test_every_metric_has_a_definition_and_a_direction_and_perfect_recall_is_the
 
 
 def test_open_unlearning_stems_and_muse_does_not():
-    outcome = Outcome("they were running", "they run", (-1.0,), (True,))
+    answered = AnsweredPassage("they were running", "they run", (-1.0,), (True,))
     from rouge_score.rouge_scorer import RougeScorer
 
     for name, stemmer, factor in (("muse-verbmem", False, 100), ("open-unlearning", True, 1)):
-        peer = RougeScorer(["rougeL"], use_stemmer=stemmer).score(outcome.answer, outcome.output)["rougeL"]
-        assert measure(outcome, protocols.get(name))["rouge_l"] == pytest.approx(factor * peer.fmeasure, abs=1e-6)
+        peer = RougeScorer(["rougeL"], use_stemmer=stemmer).score(answered.answer, answered.output)["rougeL"]
+        assert measure(answered, protocols.get(name))["rouge_l"] == pytest.approx(factor * peer.fmeasure, abs=1e-6)
+
+
+def test_the_type_of_metric_names_lists_all_of_them():
+    assert get_args(metrics.MetricName) == tuple(METRICS)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from hf_taskvec.errors import (
     MissingNameError,
     OutputError,
 )
-from hf_taskvec.evaluation import UnlearningReport, compare, load_book, protocols, sweep
+from hf_taskvec.evaluation import UnlearningReport, compare_reports, load_book, protocols, sweep
 from hf_taskvec.evaluation.reporting.unlearning_report import VERSION
 from hf_taskvec.evaluation.scoring.statistics import Draws
 
@@ -174,7 +175,8 @@ def test_without_the_likelihood_only_texts_are_asked_for(made, report, tmp_path)
 
 
 def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
-    written = {path.name for path in report.save(tmp_path)}
+    assert report.save(tmp_path) == tmp_path
+    written = {path.name for path in tmp_path.iterdir()}
     pictures = {f"{name}.{kind}" for name in ("scores", "pareto", "samples") for kind in ("png", "svg")}
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report
@@ -198,11 +200,46 @@ def test_the_table_has_lambda_across_and_books_down_with_drops_in_brackets(repor
     assert "[" in lines[head + 2].split(" | ")[1]
 
 
+def test_a_notebook_shows_books_and_scores_with_the_chosen_lambda_marked(three):
+    shown = three._repr_html_()
+    tree = ElementTree.fromstring(shown)  # well-formed
+    table = [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+    assert table[0] == ["book", "λ = 0", "λ = −0.5", "λ = −1✓ chosen", "reference"]
+    assert [row[0] for row in table[1:]] == ["lamps forget", "candles aligned", "boats retain"]
+    value = three.score("candles", -1.0).value
+    assert table[2][3] == f"{value.value:.4f}[{value.low:.4f}, {value.high:.4f}]"
+    assert all("background" in row[3].get("style") for row in tree.iter("tr"))
+    assert sum("background" in cell.get("style") for row in tree.iter("tr") for cell in row) == 4
+    assert f"{three.choice.reason}." in "".join(tree.itertext())
+    assert three.protocol.id in shown and "http" not in shown and "src=" not in shown
+
+
+def test_a_notebook_shows_names_as_text_and_says_why_no_lambda_is_chosen(report):
+    name = "<b onclick='x()'>&"
+    info = replace(report.books[0], name=name, role="retain")
+    scores = tuple(replace(s, book=name) if s.book == "lamps" else s for s in report.scores)
+    shown = replace(report, books=(info, report.books[1]), scores=scores, choice=None)._repr_html_()
+    assert name not in shown and "&lt;b onclick=&#x27;x()&#x27;&gt;&amp;" in shown
+    assert f"{report.score('lamps', 0.0).value.value:.4f}" in shown
+    assert "No book is marked as one to forget, so no λ is chosen." in shown and "chosen</th>" not in shown
+
+
+def test_the_plots_are_figures_and_those_are_what_is_saved(report, tmp_path):
+    from matplotlib.figure import Figure
+
+    from hf_taskvec.figures import render
+
+    drawn = report.figures()
+    assert list(drawn) == ["scores", "pareto", "samples"] and all(isinstance(f, Figure) for f in drawn.values())
+    report.save(tmp_path)
+    assert all((tmp_path / name).read_bytes() == data for name, data in render(drawn).items())
+
+
 def test_two_protocols_never_share_a_table(report):
     other = replace(report, protocol=protocols.get(prompt_length=14, answer_length=9, samples=12))
     with pytest.raises(MismatchError, match="not comparable"):
-        compare({"a": report, "b": other})
-    both = compare({"a": report, "b": report})
+        compare_reports({"a": report, "b": other})
+    both = compare_reports({"a": report, "b": report})
     assert "| a: lamps |" in both and "| b: boats |" in both
 
 
@@ -465,7 +502,7 @@ AS_NOBODY = """
 import os, sys, traceback
 from pathlib import Path
 from hf_taskvec.errors import OutputError
-from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
+from hf_taskvec.atomic import ensure_writable
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -505,6 +542,14 @@ def test_a_damaged_report_is_named(report, tmp_path):
         UnlearningReport.load(tmp_path / "none")
     with pytest.raises(MissingNameError, match="Did you mean 'lamps'"):
         report.score("lamp", 0.0)
+
+
+def test_a_progress_bar_is_shown_when_asked_for(made, capfd):
+    tokenizer, books, _, joint, _ = made
+    few = protocols.get(SHORT, samples=2)
+    for progress in (None, False, True):
+        sweep(joint, None, [0], books, few, tokenizer=tokenizer, progress=progress, **FAST)
+        assert ("batches: 100%" in capfd.readouterr().err) == (progress is True)  # this is no terminal
 
 
 def test_trackers_get_the_scores(made, tmp_path):

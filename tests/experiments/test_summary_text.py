@@ -30,7 +30,7 @@ def test_what_theory_said_is_in_report_table_and_summary(edited: Any, tmp_path: 
     alike = BookSimilarity("lamps", {"boats": 0.4}, recommend_scales(0.4))  # λ = −1 of a sweep, if it is near 0.4
     judged = dataclasses.replace(report, theory=alike.judged(report))
     assert judged.theory.scale == -1.0 and judged.theory.verdict == "hard"
-    assert judged.theory.judged.sentence == str(alike.recommendation.judge(report))
+    assert judged.theory.judged.sentence == str(report.judge(alike.recommendation.sweep_scale))
     judged.save(tmp_path, plots=False)
     assert UnlearningReport.load(tmp_path) == judged
     for text in (judged.to_markdown(), summary_text(judged, {}, list(report.scales), "vector", {})):

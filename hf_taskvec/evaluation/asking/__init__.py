@@ -1,1 +1,1 @@
-"""Step 2: asking the model. Batches, generation, and the store of finished passages."""
+"""Step 2: asking the model. Edits whose λ can be set, batches, generation, and the store of finished passages."""

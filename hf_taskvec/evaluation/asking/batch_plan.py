@@ -15,10 +15,10 @@ from hf_taskvec.evaluation.texts.protocols import Protocol
 
 
 @dataclass(frozen=True)
-class Task:
+class TokenizedPassage:
     """A passage in the model's tokens, with the number of tokens to generate."""
 
-    passage: Passage
+    text: Passage
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     new_tokens: int
@@ -29,11 +29,15 @@ class Row:
     """One passage at one λ."""
 
     scale: float
-    task: int
+    passage: int
+
+    def __repr__(self) -> str:
+        # `BatchPlan.hash` is made of this text, and reports hold the hash: it stays as it was first written.
+        return f"Row(scale={self.scale!r}, task={self.passage!r})"
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The batches in the order of work, longest prompts first."""
 
     batch_size: int
@@ -45,17 +49,17 @@ class Plan:
         """sha256 of the batches; reports with the same hash had the same composition of every batch."""
         return hashlib.sha256(repr(self.batches).encode()).hexdigest()
 
-    def with_halved(self, parts: Mapping[int, Sequence[tuple[Row, ...]]]) -> "Plan":
+    def with_halved(self, parts: Mapping[int, Sequence[tuple[Row, ...]]]) -> "BatchPlan":
         """The plan as it was carried out: some batches, by number, in the parts that memory allowed."""
         batches = [part for i, batch in enumerate(self.batches) for part in parts.get(i, (batch,))]
         return replace(self, batches=tuple(batches))
 
 
-def make_tasks(
+def tokenize_passages(
     passages: Sequence[Passage], protocol: Protocol, tokenizer: Any, context: int | None
-) -> tuple[Task, ...]:
+) -> tuple[TokenizedPassage, ...]:
     """The passages as tokens; an error names the first that does not fit into the model's context."""
-    tasks = []
+    found = []
     for passage in passages:
         prompt = _without_end(tokenizer(passage.prompt)["input_ids"], tokenizer)
         whole = _without_end(tokenizer(passage.prompt + passage.gap + passage.answer)["input_ids"], tokenizer)
@@ -82,8 +86,8 @@ def make_tasks(
                 f"has {context}; use shorter passages, as in protocols.get({protocol.name!r}, prompt_length=..., "
                 "answer_length=...), or a model with a longer context"
             )
-        tasks.append(Task(passage, tuple(prompt), tuple(answer), new))
-    return tuple(tasks)
+        found.append(TokenizedPassage(passage, tuple(prompt), tuple(answer), new))
+    return tuple(found)
 
 
 def _without_end(ids: list[int], tokenizer: Any) -> list[int]:
@@ -94,22 +98,26 @@ def _without_end(ids: list[int], tokenizer: Any) -> list[int]:
     return ids
 
 
-def make_plan(
-    tasks: Sequence[Task], scales: Sequence[float], batch_size: int, *, mixed: bool, context: int | None
-) -> Plan:
+def plan_batches(
+    passages: Sequence[TokenizedPassage], scales: Sequence[float], batch_size: int, *, mixed: bool, context: int | None
+) -> BatchPlan:
     """The batches of all passages at all λ.
 
     Args:
-        tasks, scales: what is to be done.
-        batch_size (`int`): the most rows in one batch.
-        mixed (`bool`): whether one batch may hold rows of different λ. If not, each λ has its own batches,
-            one λ after the other.
-        context (`int`, *optional*): a batch generates as long as its most demanding row; the longest prompt
-            in it must still fit then.
+        passages (`Sequence[TokenizedPassage]`):
+            What is asked.
+        scales (`Sequence[float]`):
+            The values of λ.
+        batch_size (`int`):
+            The most rows in one batch.
+        mixed (`bool`):
+            Whether one batch may hold rows of different λ. If not, each λ has its own batches, one λ after the other.
+        context (`int`, *optional*):
+            A batch generates as long as its most demanding row; the longest prompt in it must still fit then.
     """
     if batch_size < 1:
         raise BadValueError(f"batch_size={batch_size} must be at least 1")
-    order = sorted(range(len(tasks)), key=lambda i: (-len(tasks[i].prompt_ids), -tasks[i].new_tokens, i))
+    order = sorted(range(len(passages)), key=lambda i: (-len(passages[i].prompt_ids), -passages[i].new_tokens, i))
     if mixed:
         groups = [[Row(scale, i) for i in order for scale in scales]]
     else:
@@ -119,12 +127,12 @@ def make_plan(
         batch: list[Row] = []
         prompt, new = 0, 0
         for row in rows:
-            task = tasks[row.task]
-            prompt, new = max(prompt, len(task.prompt_ids)), max(new, task.new_tokens)
+            passage = passages[row.passage]
+            prompt, new = max(prompt, len(passage.prompt_ids)), max(new, passage.new_tokens)
             if len(batch) == batch_size or (context is not None and batch and prompt + new > context):
                 batches.append(tuple(batch))
-                batch, prompt, new = [], len(task.prompt_ids), task.new_tokens
+                batch, prompt, new = [], len(passage.prompt_ids), passage.new_tokens
             batch.append(row)
         if batch:
             batches.append(tuple(batch))
-    return Plan(batch_size, mixed, tuple(batches))
+    return BatchPlan(batch_size, mixed, tuple(batches))

@@ -8,14 +8,13 @@ each other's.
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_taskvec import atomic
 from hf_taskvec.errors import CorruptFileError, OutputError
-from hf_taskvec.evaluation.asking.batch_plan import Task
+from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.evaluation.texts.protocols import Protocol
 
@@ -23,24 +22,24 @@ FORMAT = "hf_taskvec/evaluation-store"
 VERSION = 1
 
 
-def record_key(model: str, edit: str, scale: float, task: Task, protocol: Protocol) -> str:
+def record_key(model: str, edit: str, scale: float, passage: TokenizedPassage, protocol: Protocol) -> str:
     """The name of one passage at one λ: a hash of all that decides what the model answers."""
     parts = [
         VERSION,
         model,
         edit,
         repr(float(scale) + 0.0),  # −0.0 and 0.0 are the same λ
-        task.passage.key,
-        task.prompt_ids,
-        task.answer_ids,
-        task.new_tokens,
+        passage.text.key,
+        passage.prompt_ids,
+        passage.answer_ids,
+        passage.new_tokens,
         protocol.hash,
         protocol.decoding.hash,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class Store:
+class FinishedPassages:
     """The finished passages of a folder; an in-memory one without a folder.
 
     Reading is done once, when it is opened. A damaged file is an error that names it: nothing is deleted, and
@@ -51,7 +50,7 @@ class Store:
         self.folder = None if folder is None else Path(folder)
         self._records: dict[str, Continuation] = {}
         if self.folder is not None:
-            ensure_writable(self.folder)
+            atomic.ensure_writable(self.folder)
             for path in sorted(self.folder.glob("*.json")):
                 for key, record in _read(path).items():
                     # The same passage may have been done without and later with its likelihood.
@@ -83,35 +82,15 @@ class Store:
         ]
         digest = _digest(body)
         target = self.folder / f"{digest[:32]}.json"
-        # The name is unique: two processes may finish the same batch at the same moment.
-        partial = self.folder / f".{digest[:32]}.{os.getpid()}.{secrets.token_hex(4)}.partial"
         content = {"format": FORMAT, "version": VERSION, "sha256": digest, "records": body}
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+            atomic.write_text(target, text, shared=True)  # two processes may finish the same batch at the same moment
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise OutputError(
                 f"the store {self.folder.name!r} cannot be written: {error.strerror}. Free some space or "
                 "name another folder; what is finished stays there"
             ) from None
-
-
-def ensure_writable(folder: Path) -> None:
-    """Create the folder and try it, so that a sweep fails before its work and not after it."""
-    trial = folder / f".{os.getpid()}.{secrets.token_hex(4)}.partial"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        # `from None`: the cause would print the whole path.
-        raise OutputError(
-            f"the folder {folder.name!r} cannot be written: {error.strerror}. Name another one, or change its rights"
-        ) from None
 
 
 def _digest(body: Any) -> str:

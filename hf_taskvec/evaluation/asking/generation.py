@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation.asking.batch_plan import Task
-from hf_taskvec.evaluation.asking.key_value_cache import roomy_cache
+from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
+from hf_taskvec.evaluation.asking.key_value_cache import preallocated_cache
 from hf_taskvec.evaluation.texts.protocols import Decoding
 
 # The logits of one forward pass take at most so many bytes; more rows go through in several passes.
@@ -22,7 +22,10 @@ _LOGITS_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Continuation:
-    """What one row gave: the generated text, and the model's view of the true one (see `metrics.Outcome`)."""
+    """What one row gave: the generated text, and the model's view of the true one.
+
+    `log_probs` and `hits` are those of `scoring.metrics.AnsweredPassage`.
+    """
 
     text: str
     log_probs: tuple[float, ...]
@@ -30,7 +33,7 @@ class Continuation:
 
 
 class Generator:
-    """Runs batches of tasks through a model. Use it inside `with generator.prepared():`.
+    """Runs batches of passages through a model. Use it inside `with generator.prepared():`.
 
     Args:
         model: a causal language model; its device, dtype, adapters and quantisation are left as they are.
@@ -72,35 +75,35 @@ class Generator:
             for module in training:
                 module.training = True
 
-    def run(self, tasks: Sequence[Task], set_rows: Callable[[slice], None]) -> list[Continuation]:
+    def run(self, passages: Sequence[TokenizedPassage], set_rows: Callable[[slice], None]) -> list[Continuation]:
         """The continuations of a batch, in its order.
 
         Args:
-            tasks: the rows of the batch.
+            passages: the rows of the batch.
             set_rows: called before each pass with the part of the batch that goes through, so that an edit
                 with one λ for each row can follow.
         """
         # First: weights that are broken at this λ show in one forward pass.
-        views = self._views(tasks, set_rows) if self.likelihood else [((), ())] * len(tasks)
-        set_rows(slice(0, len(tasks)))
-        outputs = self._generate(tasks)
+        views = self._views(passages, set_rows) if self.likelihood else [((), ())] * len(passages)
+        set_rows(slice(0, len(passages)))
+        outputs = self._generate(passages)
         texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
 
-    def _generate(self, tasks: Sequence[Task]) -> list[list[int]]:
+    def _generate(self, passages: Sequence[TokenizedPassage]) -> list[list[int]]:
         device = self._device()
-        width = max(len(task.prompt_ids) for task in tasks)
-        ids = torch.full((len(tasks), width), self._pad, dtype=torch.long)
-        mask = torch.zeros((len(tasks), width), dtype=torch.long)
-        for i, task in enumerate(tasks):  # left-padded: the next token of every row is in the last column
-            ids[i, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
-            mask[i, width - len(task.prompt_ids) :] = 1
+        width = max(len(passage.prompt_ids) for passage in passages)
+        ids = torch.full((len(passages), width), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(passages), width), dtype=torch.long)
+        for i, passage in enumerate(passages):  # left-padded: the next token of every row is in the last column
+            ids[i, width - len(passage.prompt_ids) :] = torch.tensor(passage.prompt_ids)
+            mask[i, width - len(passage.prompt_ids) :] = 1
         watch = _Watch()
         processors = LogitsProcessorList([watch])
         if not self.decoding.greedy:
-            keys = [task.passage.key for task in tasks]
+            keys = [passage.text.key for passage in passages]
             processors.append(_SampleByPassage(keys, self.seed, self.decoding.temperature, self.decoding.top_p))
-        new = max(task.new_tokens for task in tasks)
+        new = max(passage.new_tokens for passage in passages)
         with self._in_model():
             out = self.model.generate(
                 input_ids=ids.to(device),
@@ -109,12 +112,12 @@ class Generator:
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
-                past_key_values=roomy_cache(self._owner, width + new),
+                past_key_values=preallocated_cache(self._owner, width + new),
                 logits_processor=processors,
             )
-        watch.raise_if_broken(tasks)
+        watch.raise_if_broken(passages)
         rows = out[:, width:].tolist()
-        return [self._cut(row[: task.new_tokens]) for row, task in zip(rows, tasks, strict=True)]
+        return [self._cut(row[: passage.new_tokens]) for row, passage in zip(rows, passages, strict=True)]
 
     def _cut(self, ids: list[int]) -> list[int]:
         for i, token in enumerate(ids):
@@ -123,21 +126,21 @@ class Generator:
         return ids
 
     def _views(
-        self, tasks: Sequence[Task], set_rows: Callable[[slice], None]
+        self, passages: Sequence[TokenizedPassage], set_rows: Callable[[slice], None]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
         """For each row the log-probabilities of the answer's tokens, and which of them come first."""
         device = self._device()
-        width = max(len(task.prompt_ids) + len(task.answer_ids) for task in tasks)
+        width = max(len(passage.prompt_ids) + len(passage.answer_ids) for passage in passages)
         vocabulary = self.model.config.get_text_config().vocab_size
         # The first position whose next token belongs to an answer: the output layer is not asked before it.
-        kept = width + 1 - min(len(task.prompt_ids) for task in tasks)
+        kept = width + 1 - min(len(passage.prompt_ids) for passage in passages)
         keep = {"logits_to_keep": kept} if self._skips_logits else {}
         step = max(1, _LOGITS_BYTES // (4 * (kept if keep else width) * vocabulary))
         views = []
-        for first in range(0, len(tasks), step):
-            part = slice(first, min(first + step, len(tasks)))
+        for first in range(0, len(passages), step):
+            part = slice(first, min(first + step, len(passages)))
             set_rows(part)
-            rows = [task.prompt_ids + task.answer_ids for task in tasks[part]]
+            rows = [passage.prompt_ids + passage.answer_ids for passage in passages[part]]
             ids = torch.full((len(rows), width), self._pad, dtype=torch.long)
             mask = torch.zeros((len(rows), width), dtype=torch.long)
             for i, row in enumerate(rows):  # right-padded: each position is its own index, in any architecture
@@ -147,9 +150,9 @@ class Generator:
                 inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), **keep}
                 logits = self.model(**inputs, use_cache=False).logits
                 skipped = width - logits.shape[1]
-                for i, task in enumerate(tasks[part]):
-                    begin = len(task.prompt_ids) - 1 - skipped
-                    views.append(_view(task, logits[i, begin : begin + len(task.answer_ids)].float()))
+                for i, passage in enumerate(passages[part]):
+                    begin = len(passage.prompt_ids) - 1 - skipped
+                    views.append(_view(passage, logits[i, begin : begin + len(passage.answer_ids)].float()))
         return views
 
     @contextmanager
@@ -166,11 +169,11 @@ class Generator:
         return torch.device("cpu") if device.type == "meta" else device
 
 
-def _view(task: Task, logits: torch.Tensor) -> tuple[tuple[float, ...], tuple[bool, ...]]:
-    true = torch.tensor(task.answer_ids, device=logits.device)
+def _view(passage: TokenizedPassage, logits: torch.Tensor) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    true = torch.tensor(passage.answer_ids, device=logits.device)
     log_probs = logits.gather(-1, true[:, None])[:, 0] - logits.logsumexp(-1)
     if not bool(log_probs.isfinite().all()):
-        raise _broken(task)
+        raise _broken(passage)
     return tuple(log_probs.tolist()), tuple((logits.argmax(-1) == true).tolist())
 
 
@@ -183,9 +186,9 @@ def _generation_config_owner(model: Any) -> Any:
     return model
 
 
-def _broken(task: Task) -> BadValueError:
+def _broken(passage: TokenizedPassage) -> BadValueError:
     return BadValueError(
-        f"the model's logits are NaN or infinite at passage {task.passage.id}; its weights are broken at this λ "
+        f"the model's logits are NaN or infinite at passage {passage.text.id}; its weights are broken at this λ "
         "(an overflow of float16, or a |λ| that is too large). Finished passages stay in the store"
     )
 
@@ -207,9 +210,9 @@ class _Watch(LogitsProcessor):
             self.broken = self.broken | scores[:, 0].isnan()
         return scores
 
-    def raise_if_broken(self, tasks: Sequence[Task]) -> None:
+    def raise_if_broken(self, passages: Sequence[TokenizedPassage]) -> None:
         if self.broken is not None and bool(self.broken.any()):
-            raise _broken(tasks[int(self.broken.int().argmax())])
+            raise _broken(passages[int(self.broken.int().argmax())])
 
 
 class _SampleByPassage(LogitsProcessor):

@@ -1,4 +1,4 @@
-"""A key-value cache with room for a whole batch's continuation.
+"""A key-value cache that is allocated once, for a whole batch's continuation.
 
 transformers' growing cache copies the whole past at every generated token, which on a CPU can take a third of
 the time. This one is told how long the text will be and writes each token into its place; attention sees the
@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-def roomy_cache(model: Any, length: int) -> Cache | None:
+def preallocated_cache(model: Any, length: int) -> Cache | None:
     """A cache for texts of up to `length` tokens, or `None` if the model needs a kind of its own.
 
     Sliding windows, linear attention and other special layers keep what transformers makes for them.
@@ -22,10 +22,10 @@ def roomy_cache(model: Any, length: int) -> Cache | None:
     usual = DynamicCache(config=model.config.get_text_config(decoder=True))
     if not usual.layers or any(type(layer) is not DynamicLayer for layer in usual.layers):
         return None
-    return Cache(layers=[_RoomyLayer(length) for _ in usual.layers])
+    return Cache(layers=[_PreallocatedLayer(length) for _ in usual.layers])
 
 
-class _RoomyLayer(DynamicLayer):
+class _PreallocatedLayer(DynamicLayer):
     """transformers' growing layer, as views of memory that is there from the start."""
 
     def __init__(self, length: int) -> None:
@@ -34,7 +34,7 @@ class _RoomyLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self._rooms = [
+        self._buffers = [
             states.new_empty((*states.shape[:-2], self.length, states.shape[-1]))
             for states in (key_states, value_states)
         ]
@@ -48,7 +48,7 @@ class _RoomyLayer(DynamicLayer):
         end = past + key_states.shape[-2]
         if end > self.length:  # more than was announced: grow as usual
             return super().update(key_states, value_states, *args, **kwargs)
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[..., past:end, :] = states
-        self.keys, self.values = (room[..., :end, :] for room in self._rooms)
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., past:end, :] = states
+        self.keys, self.values = (buffer[..., :end, :] for buffer in self._buffers)
         return self.keys, self.values

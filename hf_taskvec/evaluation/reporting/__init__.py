@@ -1,1 +1,1 @@
-"""Step 4: the report of a sweep as a value, as tables and as plots."""
+"""Step 3, second half: the report of a sweep as a value, as tables, plots and HTML."""

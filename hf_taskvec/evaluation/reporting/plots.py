@@ -2,13 +2,13 @@
 
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import figures
 from hf_taskvec.errors import UnsupportedError
-from hf_taskvec.evaluation.reporting.unlearning_report import BookInfo, PassageResult, UnlearningReport
+from hf_taskvec.evaluation.reporting.report_parts import BookInfo, PassageResult
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.figures import COLOURS, look
@@ -30,12 +30,17 @@ def ensure_matplotlib() -> None:
         )
 
 
-def render(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
-    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
+def report_figures(report: UnlearningReport, only: Sequence[str] | None = None) -> "dict[str, Figure]":
+    """Every plot (or `only` those of some names), by name."""
     ensure_matplotlib()
     pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
-    wanted = {name: partial(draw, report) for name, draw in pages.items() if only is None or name in only}
-    return figures.render(wanted)
+    with figures.styled():
+        return {name: draw(report) for name, draw in pages.items() if only is None or name in only}
+
+
+def plot_files(report: UnlearningReport, only: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every plot (or `only` those of some names) as PNG and SVG, by file name."""
+    return figures.render(report_figures(report, only))
 
 
 def scores_figure(report: UnlearningReport) -> "Figure":

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_taskvec.evaluation.reporting.unlearning_report import BookInfo, Membership, PassageResult, ReferenceScore, Score
+from hf_taskvec.evaluation.reporting.report_parts import BookInfo, Membership, PassageResult, ReferenceScore, Score
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest, loss_tests
 from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
 from hf_taskvec.evaluation.scoring.scale_choice import Choice, Half, choose
@@ -16,7 +16,7 @@ from hf_taskvec.evaluation.texts.books import SPLITS, Split
 
 
 @dataclass(frozen=True)
-class Values:
+class PassageValues:
     """The values of all passages at all λ, by book, split and metric.
 
     Args:
@@ -49,7 +49,7 @@ class Values:
         return np.array([p.references[place].values[metric] for p in self.passages if p.id in wanted])
 
 
-def all_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Score, ...]:
+def all_scores(values: PassageValues, books: Sequence[BookInfo], draws: Draws) -> tuple[Score, ...]:
     """Every metric of every book and split at every λ, compared with λ=0 on the same passages."""
     scores = []
     for book, split, ids in _groups(values, books):
@@ -64,7 +64,7 @@ def all_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple
     return tuple(scores)
 
 
-def reference_scores(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[ReferenceScore, ...]:
+def reference_scores(values: PassageValues, books: Sequence[BookInfo], draws: Draws) -> tuple[ReferenceScore, ...]:
     """Every metric of every book and split for the reference models, compared with λ=0 on the same passages."""
     scores = []
     for name in values.references:
@@ -78,7 +78,7 @@ def reference_scores(values: Values, books: Sequence[BookInfo], draws: Draws) ->
     return tuple(scores)
 
 
-def _groups(values: Values, books: Sequence[BookInfo]) -> Iterator[tuple[str, Split, list[str]]]:
+def _groups(values: PassageValues, books: Sequence[BookInfo]) -> Iterator[tuple[str, Split, list[str]]]:
     for book in books:
         for split in SPLITS:
             if ids := values.ids(book.name, split):
@@ -91,7 +91,9 @@ def _change(draw: Bootstrap, here: Array, before: Array, metric: Metric) -> tupl
     return draw.difference(here, before, metric.geometric), relative
 
 
-def all_loss_tests(values: Values, books: Sequence[BookInfo], metric: Metric, draws: Draws) -> tuple[LossTest, ...]:
+def all_loss_tests(
+    values: PassageValues, books: Sequence[BookInfo], metric: Metric, draws: Draws
+) -> tuple[LossTest, ...]:
     """Which books lost more than which, at every λ, on all seen passages."""
     roles = [(book.name, book.role) for book in books]
 
@@ -103,7 +105,7 @@ def all_loss_tests(values: Values, books: Sequence[BookInfo], metric: Metric, dr
     )
 
 
-def memberships(values: Values, books: Sequence[BookInfo], draws: Draws) -> tuple[Membership, ...]:
+def memberships(values: PassageValues, books: Sequence[BookInfo], draws: Draws) -> tuple[Membership, ...]:
     """For each book and λ, how well Min-K % tells seen from held-out passages."""
     found = []
     for book in books if METRICS["min_k"] in values.metrics else ():
@@ -117,7 +119,7 @@ def memberships(values: Values, books: Sequence[BookInfo], draws: Draws) -> tupl
 
 
 def choose_scale(
-    values: Values,
+    values: PassageValues,
     books: Sequence[BookInfo],
     metric: Metric,
     *,

@@ -3,15 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting.number_formats import (
+    format_interval,
+    format_number,
+    format_scale,
+    format_share,
+)
 from hf_taskvec.evaluation.reporting.recommended_scale import Theory
-from hf_taskvec.evaluation.reporting.unlearning_report import UNNAMED, ReferenceScore, Score, UnlearningReport
+from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore, Score
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricName
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
-_TITLES = {
+METRIC_TITLES = {
     "rouge_l": "Rouge-L (F1)",
     "rouge_l_precision": "Rouge-L precision",
     "rouge_l_recall": "Rouge-L recall",
@@ -27,7 +34,7 @@ _TITLES = {
 _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 
-def markdown(report: UnlearningReport) -> str:
+def report_markdown(report: UnlearningReport) -> str:
     """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
     books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
     parts = [
@@ -46,11 +53,11 @@ def markdown(report: UnlearningReport) -> str:
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
     measured = {info.name for info in report.metrics}
     health = [name for name in _HEALTH if name in measured]
-    parts += [f"### {_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in health]
+    parts += [f"### {METRIC_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in health]
     parts.append("## Memory, further measures (seen passages)")
     shown = ("rouge_l", "perplexity")
     further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
-    parts += [f"### {_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
+    parts += [f"### {METRIC_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
     if report.membership:
         parts.append(_membership(report))
     parts += [_leaks(report), _definitions(report)]
@@ -59,14 +66,30 @@ def markdown(report: UnlearningReport) -> str:
 
 def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
     """One metric: λ across (and the reference models, if any), books down."""
-    columns = [*_heads(report.scales), *(_reference(info.name) for info in report.references)]
+    columns = [*_heads(report.scales), *(reference_head(info.name) for info in report.references)]
     return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
-def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
+def compare_reports(
+    reports: Mapping[str, UnlearningReport], metric: MetricName = "rouge_l", split: Split = "seen"
+) -> str:
     """One Markdown table of several reports, each under its name.
 
-    Raises `MismatchError` if their protocols differ: such numbers do not belong side by side.
+    Args:
+        reports (`Mapping[str, UnlearningReport]`):
+            The reports by the names that the table shall show.
+        metric (`str`, *optional*, defaults to `"rouge_l"`):
+            What is compared.
+        split (`"seen"` or `"held_out"`, *optional*, defaults to `"seen"`):
+            Of which passages.
+
+    Returns:
+        `str`: λ and the reference models across, the books of all reports down.
+
+    Raises:
+        `MismatchError`: If their protocols differ: such numbers do not belong side by side.
+        `BadValueError`: If there are no reports.
+        `MissingNameError`: If there is no such metric.
     """
     if not reports:
         raise BadValueError("no reports to compare")
@@ -86,16 +109,25 @@ def compare(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", sp
         for name, report in reports.items()
         for book in report.books
     }
-    title = f"{_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
-    return f"{title}\n\n{_table([*_heads(scales), *map(_reference, references)], rows)}\n"
+    title = f"{METRIC_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
+    return f"{title}\n\n{_table([*_heads(scales), *map(reference_head, references)], rows)}\n"
+
+
+def reference_head(name: str) -> str:
+    """A reference model as a column's head."""
+    return name if name == UNNAMED else f"reference: {name}"
+
+
+def verdict(report: UnlearningReport) -> str:
+    """The chosen λ and why, or why there is none, in a sentence."""
+    if report.choice is None:
+        return "No book is marked as one to forget, so no λ is chosen."
+    reason = report.choice.reason
+    return f"{reason[0].upper()}{reason[1:]}." if reason[0] != "λ" else f"{reason}."
 
 
 def _heads(scales: Sequence[float]) -> list[str]:
-    return [f"λ = {_number(scale)}" for scale in scales]
-
-
-def _reference(name: str) -> str:
-    return name if name == UNNAMED else f"reference: {name}"
+    return [format_scale(scale) for scale in scales]
 
 
 def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
@@ -121,77 +153,44 @@ def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> di
             cells[_heads([score.scale])[0]] = _cell(score, METRICS[metric])
     for other in report.reference_scores:
         if (other.book, other.metric, other.split) == wanted:
-            cells[_reference(other.reference)] = _cell(other, METRICS[metric])
+            cells[reference_head(other.reference)] = _cell(other, METRICS[metric])
     return cells
 
 
 def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
-    text = _interval(score.value, metric.digits)
+    text = format_interval(score.value, metric.digits)
     if score.relative is not None:
-        text += f"<br>({_share(score.relative)})"
+        text += f"<br>({format_share(score.relative)})"
     elif score.difference is not None and score.difference != Interval(0, 0, 0):
-        text += f"<br>({_interval(score.difference, metric.digits, sign=True)})"
+        text += f"<br>({format_interval(score.difference, metric.digits, sign=True)})"
     return text
-
-
-def _interval(found: Interval, digits: int, sign: bool = False) -> str:
-    value = _number(found.value, digits, sign)
-    if found.low == found.high == found.value:  # nothing varies: every passage has this value
-        return value
-    return f"{value} [{_number(found.low, digits)}, {_number(found.high, digits)}]"
-
-
-def _share(change: Interval) -> str:
-    """A relative change: in percent, or as factors where one of the numbers is beyond tenfold."""
-    form = _factor if change.high >= 9 else _percent
-    if change.low == change.high == change.value:
-        return form(change.value)
-    return f"{form(change.value)} [{form(change.low)}, {form(change.high)}]"
-
-
-def _number(value: float, digits: int | None = None, sign: bool = False) -> str:
-    form = "+" if sign else ""
-    if abs(value) >= 1e5:
-        digits, value = None, float(f"{value:.3g}")  # a broken model's perplexity
-    text = format(value, f"{form}g") if digits is None else format(value, f"{form}.{digits}f")
-    return text.replace("-", "−")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share + 0.0:+.2f} %".replace("-", "−")  # + 0.0: there is no −0 %
-
-
-def _factor(share: float) -> str:
-    factor = 1 + share
-    return f"×{factor:.0f}" if factor >= 1000 else f"×{factor:.3g}"
 
 
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
+    lines = ["## The choice of λ", verdict(report)]
     if choice is None:
-        return "## The choice of λ\n\nNo book is marked as one to forget, so no λ is chosen."
-    lines = [
-        "## The choice of λ",
-        f"{choice.reason[0].upper()}{choice.reason[1:]}." if choice.reason[0] != "λ" else f"{choice.reason}.",
-    ]
+        return "\n\n".join(lines)
     if confirmed := choice.confirmation:
         digits = METRICS[choice.metric].digits
         kind = "paired difference" if confirmed.paired else "difference"
         lines.append(
-            f"On the reporting half: {choice.metric} {_interval(confirmed.forget, digits)}, never-seen level "
-            f"{_number(confirmed.target, digits)}, {kind} {_interval(confirmed.difference, digits, sign=True)}."
+            f"On the reporting half: {choice.metric} {format_interval(confirmed.forget, digits)}, never-seen level "
+            f"{format_number(confirmed.target, digits)}, {kind} "
+            f"{format_interval(confirmed.difference, digits, sign=True)}."
         )
         for book, loss in confirmed.retain_losses.items():
-            ends = f"{_number(100 * loss.low, 1)}, {_number(100 * loss.high, 1)}"
-            lines.append(f"{book} lost {_number(100 * loss.value, 1)} % [{ends}] of its score there.")
+            ends = f"{format_number(100 * loss.low, 1)}, {format_number(100 * loss.high, 1)}"
+            lines.append(f"{book} lost {format_number(100 * loss.value, 1)} % [{ends}] of its score there.")
     source = "held-out text at λ=0, not from a model"
     if choice.reference is not None:
         named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
         source = f"the reference model{named}, of which the caller says that it never saw the book"
     what = "the whole interval" if choice.certain else "the mean"
     lines.append(
-        f"The never-seen level comes from {source}; {what} must be at it or beyond; retained books may lose at most {choice.retain_bound:.0%}; "
-        f"Pareto front: λ ∈ {{{', '.join(_number(s) for s in choice.pareto)}}}."
+        f"The never-seen level comes from {source}; {what} must be at it or beyond; "
+        f"retained books may lose at most {choice.retain_bound:.0%}; "
+        f"Pareto front: λ ∈ {{{', '.join(format_number(s) for s in choice.pareto)}}}."
     )
     return "\n\n".join(lines)
 
@@ -205,7 +204,7 @@ def _theory(theory: Theory) -> str:
 def _membership(report: UnlearningReport) -> str:
     rows: dict[str, dict[str, str]] = {}
     for found in report.membership:
-        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = _interval(found.auc, 3)
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = format_interval(found.auc, 3)
     note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
     return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
 
@@ -224,7 +223,7 @@ def _tests(report: UnlearningReport) -> str:
     parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
     confirmation = None if report.choice is None else report.choice.confirmation
     if confirmation is not None and confirmation.tests:
-        parts.append(f"At the chosen λ = {_number(confirmation.scale)}, on the half that did not choose it:")
+        parts.append(f"At the chosen λ = {format_number(confirmation.scale)}, on the half that did not choose it:")
         parts.append("\n".join(f"- {t.first} > {t.second}: {_test(t, ', ')}" for t in confirmation.tests))
     return "\n\n".join(parts)
 
@@ -232,9 +231,9 @@ def _tests(report: UnlearningReport) -> str:
 def _test(test: LossTest, between: str = "<br>") -> str:
     d = test.difference
     if METRICS[test.metric].geometric:
-        text = _interval(d, 3, sign=True)
+        text = format_interval(d, 3, sign=True)
     else:
-        text = _interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)
+        text = format_interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)
     return text + between + ("p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}")
 
 

@@ -16,7 +16,7 @@
 - `reference_scores`: the same for each reference model, compared with the model at λ=0.
 - `tests`: for each λ, on all seen passages, whether one book lost more than another: forget against retain,
   aligned against retain, forget against aligned. The losses (shares of each book's score at λ=0), their
-  difference with its interval, and the p-value of a one-sided permutation test. See `losses.LossTest`.
+  difference with its interval, and the p-value of a one-sided permutation test. See `scoring.drop_tests.LossTest`.
 - `membership`: AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart).
 - `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
   Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
@@ -29,158 +29,56 @@
 """
 
 import json
-import os
-import secrets
 import types
 import typing
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
-from hf_taskvec.evaluation.reporting.recommended_scale import Theory
+from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory, judge_scale
+from hf_taskvec.evaluation.reporting.report_parts import (
+    BookInfo,
+    Membership,
+    MetricInfo,
+    PassageResult,
+    ReferenceInfo,
+    ReferenceScore,
+    Score,
+    Settings,
+    Timing,
+)
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.metrics import MetricName
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
-from hf_taskvec.evaluation.scoring.statistics import Interval
-from hf_taskvec.evaluation.texts.books import Role, Split
+from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
 from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.figures import render
+from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "hf_taskvec/unlearning-report"
 VERSION = 3
-UNNAMED = "reference"  # the name of a reference model whose caller gave it none
-
-
-@dataclass(frozen=True)
-class MetricInfo:
-    """What a metric of the report means, and which way is up."""
-
-    name: str
-    kind: str
-    higher: bool
-    definition: str
-
-
-@dataclass(frozen=True)
-class BookInfo:
-    """A book of the report; `seen` and `held_out` count its passages."""
-
-    name: str
-    role: Role
-    fingerprint: str
-    seed: int
-    seen: int
-    held_out: int
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number of the report. `difference` and `relative` compare with λ=0 on the same passages."""
-
-    book: str
-    split: Split
-    scale: float
-    metric: str
-    n: int
-    value: Interval
-    difference: Interval | None
-    relative: Interval | None
-
-
-@dataclass(frozen=True)
-class ReferenceInfo:
-    """A model to compare with: its name in tables, its fingerprint, and the batches it was asked in."""
-
-    name: str
-    model: str
-    batch_size: int
-    plan: str
-
-
-@dataclass(frozen=True)
-class ReferenceScore:
-    """A score of a reference model. `difference` and `relative` compare it with λ=0 on the same passages."""
-
-    reference: str
-    book: str
-    split: Split
-    metric: str
-    n: int
-    value: Interval
-    difference: Interval
-    relative: Interval | None
-
-
-@dataclass(frozen=True)
-class Membership:
-    """How well Min-K % tells the seen passages of a book from its held-out ones."""
-
-    book: str
-    scale: float
-    auc: Interval
-
-
-@dataclass(frozen=True)
-class At:
-    """A passage at one λ."""
-
-    scale: float
-    output: str
-    values: dict[str, float]
-
-
-@dataclass(frozen=True)
-class AtReference:
-    """A passage asked of a reference model."""
-
-    reference: str
-    output: str
-    values: dict[str, float]
-
-
-@dataclass(frozen=True)
-class PassageResult:
-    """A passage, what the model wrote after it at each λ, and what each reference model wrote."""
-
-    id: str
-    book: str
-    split: Split
-    prompt: str
-    answer: str
-    at: tuple[At, ...]
-    references: tuple[AtReference, ...] = ()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the numbers were drawn, and the batch plan: which passages went through the model together."""
-
-    seed: int
-    resamples: int
-    level: float
-    permutations: int
-    batch_size: int
-    batches: int
-    plan: str
-    mixed_scales: bool
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long it took, over the sweep and its references; `model_seconds` were spent inside the model."""
-
-    seconds: float
-    model_seconds: float
-    generated: int
-    reused: int
-    passages_per_second: float
-    processes: int
-    halved_batches: int
 
 
 @dataclass(frozen=True)
 class UnlearningReport:
-    """What was forgotten, what was kept, and how sure we are. Made by `sweep`; fields as in the module."""
+    """What was forgotten, what was kept, and how sure we are.
+
+    Made by `sweep`, read back by `UnlearningReport.load`. Its fields are those of `report.json`, which this module's
+    docstring explains. In a notebook it shows itself as a table.
+
+    Example:
+        report = sweep(model, vector, [0, -0.5, -1], books, output="out/")
+        report.choice.scale                           # the λ to take, or None
+        report.score("Alice", -0.5).relative          # what Alice lost, with its interval
+        report.figures()["pareto"]                    # what forgetting costs
+
+    """
 
     protocol: Protocol
     model: str
@@ -202,8 +100,25 @@ class UnlearningReport:
     timing: Timing
     theory: Theory | None = None
 
-    def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
-        """The score of one book at one λ."""
+    def score(self, book: str, scale: float, metric: MetricName = "rouge_l", split: Split = "seen") -> Score:
+        """The score of one book at one λ.
+
+        Args:
+            book (`str`):
+                Its name.
+            scale (`float`):
+                λ, one of `scales`.
+            metric (`str`, *optional*, defaults to `"rouge_l"`):
+                One of `metrics`.
+            split (`"seen"` or `"held_out"`, *optional*, defaults to `"seen"`):
+                Which of the book's passages.
+
+        Returns:
+            `Score`: The value, and its change against λ=0, each with its interval.
+
+        Raises:
+            `MissingNameError`: If the report has no such score.
+        """
         for found in self.scores:
             if (found.book, found.scale, found.metric, found.split) == (book, scale, metric, split):
                 return found
@@ -216,9 +131,22 @@ class UnlearningReport:
         )
 
     def test(self, first: str, second: str, scale: float | None = None) -> LossTest:
-        """Whether the book `first` lost more than `second` at one λ.
+        """Whether one book lost more than another at one λ.
 
-        Without `scale` the answer is for the chosen λ, from the half of the passages that did not choose it.
+        Args:
+            first (`str`):
+                The name of the book that may have lost more.
+            second (`str`):
+                The name of the other.
+            scale (`float`, *optional*):
+                λ. Without it the answer is for the chosen λ, from the half of the passages that did not choose it.
+
+        Returns:
+            `LossTest`: What both lost, the difference with its interval, and the p-value.
+
+        Raises:
+            `BadValueError`: If no λ was chosen and none is given.
+            `MissingNameError`: If the report does not compare these books.
         """
         confirmation = None if self.choice is None else self.choice.confirmation
         if scale is None and confirmation is None:
@@ -234,6 +162,23 @@ class UnlearningReport:
             + f"; it compares {', '.join(known) or 'nothing'}"
         )
 
+    def judge(self, scale: float | None) -> Judgement:
+        """How good a λ was that theory recommended before the sweep.
+
+        Args:
+            scale (`float`, *optional*):
+                The recommended λ, as `recommend_scales(alpha).sweep_scale` gives it. The sweep must have evaluated it:
+                `scales_with` puts it into the grid.
+
+        Returns:
+            `Judgement`: What it forgot and kept, and all of it as a sentence.
+
+        Raises:
+            `BadValueError`: If there is no such λ (`None`), or none was chosen, or the sweep did not evaluate it.
+        """
+        metric = None if self.choice is None else self.choice.metric
+        return judge_scale(scale, self.choice, any(info.higher for info in self.metrics if info.name == metric))
+
     def to_dict(self) -> dict[str, Any]:
         """The report as `report.json` holds it."""
         body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
@@ -245,37 +190,72 @@ class UnlearningReport:
 
     def to_markdown(self) -> str:
         """The tables: λ across, books down, the relative drop in brackets, with intervals."""
-        from hf_taskvec.evaluation.reporting.tables import markdown
+        from hf_taskvec.evaluation.reporting.tables import report_markdown
 
-        return markdown(self)
+        return report_markdown(self)
 
-    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
-        """Write `report.json`, `report.md` and, with matplotlib, the plots as PNG and SVG; returns the files.
+    def figures(self) -> "dict[str, Figure]":
+        """The plots: `scores` (against λ), `pareto` (forgetting against keeping), `samples` (texts before and after).
+
+        Returns:
+            `dict[str, matplotlib.figure.Figure]`: The figures by the names of the files that `save` writes them to.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+        """
+        from hf_taskvec.evaluation.reporting.plots import report_figures
+
+        return report_figures(self)
+
+    def save(self, output: str | Path, *, plots: bool = True) -> Path:
+        """Write `report.json`, `report.md` and the plots as PNG and SVG.
 
         Each file appears under its name only when it is complete.
+
+        Args:
+            output (`str` or `Path`):
+                The folder; made if it does not exist.
+            plots (`bool`, *optional*, defaults to `True`):
+                Also draw the plots, which need matplotlib.
+
+        Returns:
+            `Path`: The folder that was written.
+
+        Raises:
+            `OutputError`: If the folder cannot be written.
+            `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
-
-        folder = Path(folder)
-        ensure_writable(folder)
-        content = {"report.json": self.to_json().encode(), "report.md": self.to_markdown().encode()}
+        output = Path(output)
+        atomic.ensure_writable(output)
+        content = {REPORT_JSON: self.to_json().encode(), REPORT_MARKDOWN: self.to_markdown().encode()}
         if plots:
-            from hf_taskvec.evaluation.reporting.plots import render
-
-            content |= render(self)
-        written = []
+            content |= render(self.figures())
         for name, data in content.items():
-            partial = folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.partial"
-            partial.write_bytes(data)
-            partial.replace(folder / name)
-            written.append(folder / name)
-        return written
+            atomic.write_bytes(output / name, data, shared=True)
+        return output
+
+    def _repr_html_(self) -> str:
+        from hf_taskvec.evaluation.reporting.notebook_table import report_html
+
+        return report_html(self)
 
     @classmethod
     def load(cls, path: str | Path) -> "UnlearningReport":
-        """The report that `save` wrote: a `report.json`, or the folder that holds it."""
+        """The report that `save` wrote.
+
+        Args:
+            path (`str` or `Path`):
+                A `report.json`, or the folder that holds it.
+
+        Returns:
+            `UnlearningReport`: Equal to the one that was saved.
+
+        Raises:
+            `MissingFileError`: If there is none.
+            `CorruptFileError`: If it is damaged, or of another version.
+        """
         path = Path(path)
-        path = path / "report.json" if path.is_dir() else path
+        path = path / REPORT_JSON if path.is_dir() else path
         if not path.is_file():
             raise MissingFileError(f"no report at {str(path)!r}; `UnlearningReport.save(folder)` writes one")
         try:
@@ -319,5 +299,6 @@ def _build(kind: Any, value: Any) -> Any:
         return {key: _build(inner[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)})  # type: ignore[operator]
+        built = {field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)}
+        return kind(**built)  # type: ignore[operator]
     return float(value) if kind is float else value

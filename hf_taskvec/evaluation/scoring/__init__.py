@@ -1,1 +1,1 @@
-"""Step 3: scores of what the model wrote, with intervals and tests, and the choice of λ."""
+"""Step 3, first half: metrics of single passages, statistics over them, and the choice of λ."""

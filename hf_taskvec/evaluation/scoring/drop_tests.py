@@ -18,14 +18,19 @@ class LossTest:
     """Did the book `first` lose more of `metric` than the book `second` at λ=`scale`?
 
     Args:
-        first, second (`str`): the books: a forget or aligned one, and a retained or aligned one.
+        first, second (`str`):
+            The books: a forget or aligned one, and a retained or aligned one.
         scale (`float`): λ.
-        metric (`str`): what is lost.
-        first_loss, second_loss (`float`): the share of its score at λ=0 that each book lost (0.3: 30 %); for
+        metric (`str`):
+            What is lost.
+        first_loss, second_loss (`float`):
+            The share of its score at λ=0 that each book lost (0.3: 30 %); for
             perplexity the logarithm of its growth.
         difference (`Interval`): `first_loss − second_loss`. The books share no passage: drawn apart.
-        p_value (`float`): of the one-sided permutation test for `first_loss > second_loss`.
-        passages (`tuple[int, int]`): how many of each book it rests on.
+        p_value (`float`):
+            Of the one-sided permutation test for `first_loss > second_loss`.
+        passages (`tuple[int, int]`):
+            How many of each book it rests on.
     """
 
     first: str
@@ -61,9 +66,11 @@ def loss_tests(
     Args:
         books: names and roles.
         scale (`float`): λ.
-        metric (`Metric`): a memory metric.
+        metric (`Metric`):
+            A memory metric.
         column: the values of a book's passages at some λ, by the book's name.
-        draws (`Draws`): for the interval and the test.
+        draws (`Draws`):
+            For the interval and the test.
     """
     lost = {name: losses(column(name, 0.0), column(name, scale), metric) for name, _ in books}
     found = []

@@ -8,21 +8,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l, words
+from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.evaluation.texts.word_tokens import words
 
+MetricKind = Literal["memory", "health"]
+MetricName = Literal[
+    "rouge_l",
+    "rouge_l_precision",
+    "rouge_l_recall",
+    "perplexity",
+    "repetition",
+    "distinct_2",
+    "empty",
+    "longest_run",
+    "extraction_strength",
+    "exact_memorisation",
+    "min_k",
+]
 # MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
 MIN_K = 0.4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnsweredPassage:
     """All that one passage gave: the texts, and the model's view of the true continuation.
 
     Args:
-        output, answer (`str`): generated and true continuation.
-        log_probs (`tuple[float]`): of each token of the answer, given the true text before it.
-        hits (`tuple[bool]`): whether that token was the model's first choice.
+        output, answer (`str`):
+            Generated and true continuation.
+        log_probs (`tuple[float]`):
+            Of each token of the answer, given the true text before it.
+        hits (`tuple[bool]`):
+            Whether that token was the model's first choice.
     """
 
     output: str
@@ -39,11 +57,11 @@ class Metric:
     whether a higher value means more of that. `geometric` metrics are averaged in the logarithm.
     """
 
-    name: str
-    kind: Literal["memory", "health"]
+    name: MetricName
+    kind: MetricKind
     higher: bool
     definition: str
-    compute: Callable[[Outcome, Protocol], float]
+    compute: Callable[[AnsweredPassage, Protocol], float]
     geometric: bool = False
     digits: int = 4
     likelihood: bool = False  # needs the log-probabilities of the true continuation
@@ -58,7 +76,7 @@ def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
 
 
 def perplexity(log_probs: Sequence[float]) -> float:
-    """exp of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
+    """The exponential of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
     return math.exp(min(-math.fsum(log_probs) / len(log_probs), 709.0))
 
 
@@ -209,14 +227,14 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def measure(outcome: Outcome, protocol: Protocol) -> dict[str, float]:
+def measure(answered: AnsweredPassage, protocol: Protocol) -> dict[str, float]:
     """Every metric of one passage; without log-probabilities, those that need none."""
-    score = score_text(outcome.output, outcome.answer, protocol)
+    score = score_text(answered.output, answered.answer, protocol)
     # One comparison of the texts serves all three: it is the costly part.
     found = {
         "rouge_l": protocol.score_factor * score.fmeasure,
         "rouge_l_precision": protocol.score_factor * score.precision,
         "rouge_l_recall": protocol.score_factor * score.recall,
     }
-    rest = [m for m in METRICS.values() if m.name not in found and (outcome.log_probs or not m.likelihood)]
-    return found | {metric.name: metric.compute(outcome, protocol) for metric in rest}
+    rest = [m for m in METRICS.values() if m.name not in found and (answered.log_probs or not m.likelihood)]
+    return found | {metric.name: metric.compute(answered, protocol) for metric in rest}

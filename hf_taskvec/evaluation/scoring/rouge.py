@@ -4,58 +4,49 @@
 longest common subsequence is found by rapidfuzz's bit-parallel routine, and each word is stemmed once.
 """
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
-_WORDS = re.compile(r"[a-z0-9]+")
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 
 @dataclass(frozen=True)
 class RougeScore:
-    """Precision, recall and F1 of one prediction against one reference, each between 0 and 1."""
+    """Precision, recall and F1 of one prediction against one reference, each between 0 and 1.
+
+    Args:
+        precision (`float`):
+            The share of the generated words in the longest common subsequence.
+        recall (`float`):
+            The share of the true words in it.
+        fmeasure (`float`):
+            Their harmonic mean.
+    """
 
     precision: float
     recall: float
     fmeasure: float
 
 
-@lru_cache(maxsize=1)
-def _stemmer() -> Any:
-    from nltk.stem.porter import PorterStemmer  # what rouge_score uses, with its default mode
-
-    return PorterStemmer()
-
-
-@lru_cache(maxsize=1 << 17)
-def _stem(word: str) -> str:
-    # rouge_score leaves words of up to three letters alone.
-    return str(_stemmer().stem(word)) if len(word) > 3 else word
-
-
-def words(text: str, stemmer: bool = False) -> list[str]:
-    """The tokens that `rouge_score` compares: runs of a–z and 0–9 in the lower-cased text, or their stems.
-
-    >>> words("It was “Réal”, wasn't it?")
-    ['it', 'was', 'r', 'al', 'wasn', 't', 'it']
-    """
-    found = _WORDS.findall(text.lower())
-    return [_stem(word) for word in found] if stemmer else found
-
-
 def rouge_l(prediction: str, reference: str, stemmer: bool = False) -> RougeScore:
     """The Rouge-L precision, recall and F1 of `prediction`, bit for bit those of `rouge_score`.
 
     Args:
-        prediction (`str`): the generated text.
-        reference (`str`): the true text.
-        stemmer (`bool`): compare Porter stems, as `RougeScorer(use_stemmer=True)` does.
+        prediction (`str`):
+            The generated text.
+        reference (`str`):
+            The true text.
+        stemmer (`bool`, *optional*, defaults to `False`):
+            Compare Porter stems, as `RougeScorer(use_stemmer=True)` does.
 
-    >>> rouge_l("the cat sat", "the cat sat on the mat").recall
-    0.5
+    Returns:
+        `RougeScore`: All 0 if one of the texts has no words.
+
+    Example:
+        >>> rouge_l("the cat sat", "the cat sat on the mat").recall
+        0.5
+
     """
     predicted, true = words(prediction, stemmer), words(reference, stemmer)
     if not predicted or not true:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.metrics import Metric
-from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean
+from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean_score
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,22 @@ class Confirmation:
     """The chosen λ on the half of the passages that did not choose it.
 
     Args:
-        scale (`float`): the chosen λ.
-        forget (`Interval`): the score of the forget books.
-        target (`float`): the score of a model that never saw them.
-        difference (`Interval`): the first minus the second.
-        paired (`bool`): whether both scores are of the same passages: with a reference model they are.
-        as_if_never_seen (`bool`): whether all of `difference` lies within ± the margin.
-        retain_losses (`dict[str, Interval]`): the share of its score at λ=0 that each retained book lost.
-        tests (`tuple[LossTest]`): which books lost more than which.
+        scale (`float`):
+            The chosen λ.
+        forget (`Interval`):
+            The score of the forget books.
+        target (`float`):
+            The score of a model that never saw them.
+        difference (`Interval`):
+            The first minus the second.
+        paired (`bool`):
+            Whether both scores are of the same passages: with a reference model they are.
+        as_if_never_seen (`bool`):
+            Whether all of `difference` lies within ± the margin.
+        retain_losses (`dict[str, Interval]`):
+            The share of its score at λ=0 that each retained book lost.
+        tests (`tuple[LossTest]`):
+            Which books lost more than which.
     """
 
     scale: float
@@ -60,17 +68,28 @@ class Choice:
     """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping.
 
     Args:
-        scale (`float`, *optional*): the chosen λ.
-        reason (`str`): why this one, or why none, in a sentence.
-        metric (`str`): the memory metric that decided.
-        target_from (`"reference"` or `"held_out"`): where the never-seen level comes from.
-        reference (`str`, *optional*): the name of the reference model.
-        margin (`float`): "as if never seen" means within ± this of the never-seen level.
-        retain_bound (`float`): the share of its score that a retained book may lose.
-        certain (`bool`): whether all of the interval had to be at the never-seen level or beyond, not only the mean.
-        candidates (`tuple[Candidate]`): every λ on the half that chooses.
-        confirmation (`Confirmation`, *optional*): the chosen λ on the other half.
-        pareto (`tuple[float]`): the λ that no other beats both in forgetting and in keeping.
+        scale (`float`, *optional*):
+            The chosen λ.
+        reason (`str`):
+            Why this one, or why none, in a sentence.
+        metric (`str`):
+            The memory metric that decided.
+        target_from (`"reference"` or `"held_out"`):
+            Where the never-seen level comes from.
+        reference (`str`, *optional*):
+            The name of the reference model.
+        margin (`float`):
+            "as if never seen" means within ± this of the never-seen level.
+        retain_bound (`float`):
+            The share of its score that a retained book may lose.
+        certain (`bool`):
+            Whether all of the interval had to be at the never-seen level or beyond, not only the mean.
+        candidates (`tuple[Candidate]`):
+            Every λ on the half that chooses.
+        confirmation (`Confirmation`, *optional*):
+            The chosen λ on the other half.
+        pareto (`tuple[float]`):
+            The λ that no other beats both in forgetting and in keeping.
     """
 
     scale: float | None
@@ -116,20 +135,29 @@ def choose(
 
     Args:
         scales: the values of λ, 0 among them.
-        choosing, reporting (`Half`): the two halves of the passages.
-        metric (`Metric`): a memory metric; `higher` says which way forgetting goes.
-        margin (`float`): "as if never seen" means that the interval of the difference lies within ± this.
-        retain_bound (`float`): the share of its score at λ=0 that a retained book may lose.
-        draws (`Draws`): for the intervals.
-        certain (`bool`): take a λ only if all of the difference's interval is at the never-seen level or beyond. By the
+        choosing (`Half`):
+            The half of the passages that chooses λ.
+        reporting (`Half`):
+            The half that confirms it.
+        metric (`Metric`):
+            A memory metric; `higher` says which way forgetting goes.
+        margin (`float`):
+            "as if never seen" means that the interval of the difference lies within ± this.
+        retain_bound (`float`):
+            The share of its score at λ=0 that a retained book may lose.
+        draws (`Draws`):
+            For the intervals.
+        certain (`bool`):
+            Take a λ only if all of the difference's interval is at the never-seen level or beyond. By the
             mean alone, which is the default, a λ that does not quite forget is taken about every other time.
-        reference (`str`, *optional*): the name of the model that gave the halves' `reference` values.
+        reference (`str`, *optional*):
+            The name of the model that gave the halves' `reference` values.
     """
     sign = 1.0 if metric.higher else -1.0
     candidates = []
     for scale in scales:
-        forget = mean(choosing.forget[scale], metric.geometric)
-        target = mean(_target(choosing), metric.geometric)
+        forget = mean_score(choosing.forget[scale], metric.geometric)
+        target = mean_score(_target(choosing), metric.geometric)
         worst = max((sign * _loss(values, scale, metric) for values in choosing.retain.values()), default=0.0)
         forgets = sign * forget <= sign * target
         if certain and forgets:
@@ -187,8 +215,8 @@ def _difference(scale: float, half: Half, metric: Metric, draws: Draws) -> Inter
 
 
 def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
-    before = mean(values[0.0], metric.geometric)
-    return 0.0 if before == 0 else 1 - mean(values[scale], metric.geometric) / before
+    before = mean_score(values[0.0], metric.geometric)
+    return 0.0 if before == 0 else 1 - mean_score(values[scale], metric.geometric) / before
 
 
 def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: float, draws: Draws) -> Confirmation:
@@ -203,7 +231,7 @@ def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: floa
     return Confirmation(
         scale=scale,
         forget=draws.bootstrap(len(values)).mean(values, geometric),
-        target=mean(_target(half), geometric),
+        target=mean_score(_target(half), geometric),
         difference=difference,
         paired=half.reference is not None,
         as_if_never_seen=difference.within(margin),
@@ -215,9 +243,9 @@ def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, metric: Me
     """The λ that no other beats in forgetting or keeping without losing in the other, on all passages."""
     points = {}
     for scale in scales:
-        forget = sign * mean(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
+        forget = sign * mean_score(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
         kept = [
-            sign * mean(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
+            sign * mean_score(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
             for name in choosing.retain
         ]
         points[scale] = (forget, float(np.mean(kept)) if kept else 0.0)

@@ -23,6 +23,7 @@ class Interval:
     high: float
 
     def covers(self, number: float) -> bool:
+        """Whether a number lies in the interval."""
         return self.low <= number <= self.high
 
     def within(self, margin: float) -> bool:
@@ -47,6 +48,7 @@ class Draws:
             )
 
     def bootstrap(self, n: int) -> "Bootstrap":
+        """The resamplings of `n` passages."""
         return Bootstrap(n, self.resamples, self.level, self.seed)
 
 
@@ -55,10 +57,14 @@ class Bootstrap:
     """Resamplings of `n` passages. The same object gives paired results: every score sees the same draws.
 
     Args:
-        n (`int`): the number of passages.
-        resamples (`int`): how many times they are drawn anew.
-        level (`float`): of the percentile intervals.
-        seed (`int`): of the draws.
+        n (`int`):
+            The number of passages.
+        resamples (`int`):
+            How many times they are drawn anew.
+        level (`float`):
+            Of the percentile intervals.
+        seed (`int`):
+            Of the draws.
     """
 
     n: int
@@ -88,27 +94,27 @@ class Bootstrap:
 
     def mean(self, values: ArrayLike, geometric: bool = False) -> Interval:
         """The mean with its interval."""
-        return self.interval(mean(values, geometric), self.means(values, geometric))
+        return self.interval(mean_score(values, geometric), self.means(values, geometric))
 
     def difference(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval:
         """The difference of the means `values − baseline` on the same passages, paired."""
         spread = self.means(values, geometric) - self.means(baseline, geometric)
-        return self.interval(mean(values, geometric) - mean(baseline, geometric), spread)
+        return self.interval(mean_score(values, geometric) - mean_score(baseline, geometric), spread)
 
     def relative(self, values: ArrayLike, baseline: ArrayLike, geometric: bool = False) -> Interval | None:
         """The change of the mean as a share of the baseline's, paired; `None` if that is 0, or in every resampling."""
-        before, below = mean(baseline, geometric), self.means(baseline, geometric)
+        before, below = mean_score(baseline, geometric), self.means(baseline, geometric)
         usable = below != 0  # all the passages with a score may be missing from a resampling
         if before == 0 or not usable.any():
             return None
         ratios = self.means(values, geometric)[usable] / below[usable] - 1
-        return self.interval(mean(values, geometric) / before - 1, ratios)
+        return self.interval(mean_score(values, geometric) / before - 1, ratios)
 
 
-def mean(values: ArrayLike, geometric: bool = False) -> float:
+def mean_score(values: ArrayLike, geometric: bool = False) -> float:
     """The mean over passages, or their geometric mean.
 
-    >>> mean([1, 4], geometric=True)
+    >>> mean_score([1, 4], geometric=True)
     2.0
     """
     table = _logs(values, geometric)
@@ -132,16 +138,21 @@ def difference_apart(first: ArrayLike, second: ArrayLike, draws: Draws, geometri
     left = draws.bootstrap(np.size(first))
     right = replace(draws, seed=draws.seed + 1).bootstrap(np.size(second))
     spread = left.means(first, geometric) - right.means(second, geometric)
-    return left.interval(mean(first, geometric) - mean(second, geometric), spread)
+    return left.interval(mean_score(first, geometric) - mean_score(second, geometric), spread)
 
 
 def permutation_test(first: ArrayLike, second: ArrayLike, permutations: int = 10_000, seed: int = 0) -> float:
     """The one-sided p-value for "the first book lost more than the second".
 
     Args:
-        first, second: the losses (score at λ=0 minus score at λ) of each passage of the two books.
-        permutations (`int`): how often passages are dealt anew to the two books.
-        seed (`int`): of the dealing.
+        first (`ArrayLike`):
+            The losses (score at λ=0 minus score at λ) of each passage of the first book.
+        second (`ArrayLike`):
+            The same of the second book.
+        permutations (`int`):
+            How often passages are dealt anew to the two books.
+        seed (`int`):
+            Of the dealing.
     """
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if not len(left) or not len(right):

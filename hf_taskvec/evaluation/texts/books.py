@@ -3,6 +3,9 @@
 import hashlib
 import random
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 Split = Literal["seen", "held_out"]
 Role = Literal["forget", "aligned", "retain"]
+SplitBy = Literal["blocks", "chapters"]
 SPLITS: tuple[Split, Split] = ("seen", "held_out")
 ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
 # The column pairs of ready-made data sets: MUSE's verbatim and knowledge sets, and the usual alternatives.
@@ -45,8 +49,20 @@ class Pair:
 class Book:
     """A book ready for evaluation; made by `load_book`.
 
-    `role` says what the sweep expects of it: `"forget"` should fall to the level of a model that never saw
-    it, `"retain"` should stay, `"aligned"` (same author, say) is reported but not held against an edit.
+    Args:
+        name (`str`):
+            What tables call it.
+        text (`str`):
+            The clean text; empty for ready-made pairs.
+        sections (`tuple[Section]`):
+            Its chapters or blocks, each seen or held out.
+        role (`"forget"`, `"aligned"` or `"retain"`, *optional*, defaults to `"retain"`):
+            What the sweep expects of it: `"forget"` should fall to the level of a model that never saw it, `"retain"`
+            should stay, `"aligned"` (same author, say) is reported but not held against an edit.
+        pairs (`tuple[Pair]`, *optional*):
+            Ready-made prompts and answers instead of text.
+        seed (`int`, *optional*, defaults to 0):
+            Of the choice of held-out sections.
     """
 
     name: str
@@ -67,13 +83,20 @@ class Book:
         return "\n\n".join(self._runs())
 
     def passages(self, protocol: "str | Protocol | None" = None, tokenizer: Any = None) -> "datasets.Dataset":
-        """The prompts and true continuations of both splits, as a `datasets.Dataset`.
-
-        Its columns are `id`, `book`, `split`, `prompt`, `gap` (the white space between the two) and `answer`.
+        """The prompts and true continuations of both splits.
 
         Args:
-            protocol (`str` or `Protocol`, *optional*): ours by default.
-            tokenizer (*optional*): needed by protocols that count tokens.
+            protocol (`str` or `Protocol`, *optional*):
+                `taskvec-v1` by default.
+            tokenizer (*optional*):
+                Needed by protocols that count tokens.
+
+        Returns:
+            `datasets.Dataset`: With the columns `id`, `book`, `split`, `prompt`, `gap` (the white space between the
+            two) and `answer`.
+
+        Raises:
+            `BadValueError`: If the book is too short for the protocol, or of a kind that it cannot use.
         """
         from dataclasses import asdict
 
@@ -86,14 +109,23 @@ class Book:
     def training_blocks(self, tokenizer: Any, length: int, stride: int | None = None) -> "datasets.Dataset":
         """The seen text as blocks of exactly `length` tokens, ready for a causal-language-model trainer.
 
-        Its columns are `input_ids`, `attention_mask` and `labels`. Sections that do not follow one another in
-        the book are separated by the tokenizer's end token; the last, incomplete block is left out.
+        Sections that do not follow one another in the book are separated by the tokenizer's end token; the last,
+        incomplete block is left out.
 
         Args:
-            tokenizer: of the model.
-            length (`int`): of each block.
-            stride (`int`, *optional*): tokens from the start of one block to that of the next; `length` without
-                it. A smaller one gives overlapping blocks, so that each sentence is also learnt in its context.
+            tokenizer (`PreTrainedTokenizerBase`):
+                Of the model.
+            length (`int`):
+                Of each block.
+            stride (`int`, *optional*):
+                Tokens from the start of one block to that of the next; `length` without it. A smaller one gives
+                overlapping blocks, so that each sentence is also learnt in its context.
+
+        Returns:
+            `datasets.Dataset`: With the columns `input_ids`, `attention_mask` and `labels`.
+
+        Raises:
+            `BadValueError`: If the lengths cannot be used, or the book has less than one block.
         """
         import datasets
 
@@ -137,7 +169,7 @@ def load_book(
     name: str | None = None,
     *,
     role: Role = "retain",
-    split_by: Literal["blocks", "chapters"] = "blocks",
+    split_by: SplitBy = "blocks",
     block_words: int = 1000,
     held_out: float = 0.3,
     seed: int = 0,
@@ -145,29 +177,58 @@ def load_book(
     config: str | None = None,
     split: str = "train",
     pairs_are: Split = "seen",
+    progress: bool | None = None,
 ) -> Book:
     """A `Book` from a text file, a folder of text files, a `datasets.Dataset` or a data set on the Hub.
 
     Args:
-        source: a `.txt` file; a folder (its `.txt` files in order of name, or what `Dataset.save_to_disk`
-            wrote); a data set with a `text` column, or with ready-made pairs in MUSE's columns
-            (`prompt`/`gt`, `question`/`answer`); or the id of such a data set on the Hub, also `id@revision`.
-        name (`str`, *optional*): what tables call the book; the file's name without one.
-        role (`"forget"`, `"aligned"` or `"retain"`): what an edit is meant to do to it.
-        split_by (`"blocks"` or `"chapters"`): what is seen or held out as a whole. Both end with a sentence.
-        block_words (`int`): the length of a block, about.
-        held_out (`float`): the share of the sections that is held out.
-        seed (`int`): of the choice of held-out sections.
-        encoding (`str`, *optional*): of the files; detected without it.
-        config, split (`str`): the configuration and the split of a data set on the Hub.
-        pairs_are (`"seen"` or `"held_out"`): what ready-made pairs are to the model.
+        source (`str`, `Path` or `datasets.Dataset`):
+            A `.txt` file; a folder (its `.txt` files in order of name, or what `Dataset.save_to_disk` wrote); a data
+            set with a `text` column, or with ready-made pairs in MUSE's columns (`prompt`/`gt`, `question`/`answer`);
+            or the id of such a data set on the Hub, also `id@revision`.
+        name (`str`, *optional*):
+            What tables call the book; the file's name without one.
+        role (`"forget"`, `"aligned"` or `"retain"`, *optional*, defaults to `"retain"`):
+            What an edit is meant to do to it.
+        split_by (`"blocks"` or `"chapters"`, *optional*, defaults to `"blocks"`):
+            What is seen or held out as a whole. Both end with a sentence.
+        block_words (`int`, *optional*, defaults to 1000):
+            The length of a block, about.
+        held_out (`float`, *optional*, defaults to 0.3):
+            The share of the sections that is held out.
+        seed (`int`, *optional*, defaults to 0):
+            Of the choice of held-out sections.
+        encoding (`str`, *optional*):
+            Of the files; detected without it.
+        config (`str`, *optional*):
+            The configuration of a data set on the Hub.
+        split (`str`, *optional*, defaults to `"train"`):
+            The split of a data set on the Hub.
+        pairs_are (`"seen"` or `"held_out"`, *optional*, defaults to `"seen"`):
+            What ready-made pairs are to the model.
+        progress (`bool`, *optional*):
+            Show the progress bars of a download; by default on a terminal.
+
+    Returns:
+        `Book`: Cleaned, and split into what may be trained on and what is held out.
+
+    Raises:
+        `MissingFileError`: If there is no book at `source`.
+        `MissingNameError`: If there is no such role, or a data set lacks the columns.
+        `BadValueError`: If the book is empty, too short to split, or in an unknown encoding.
+
+    Example:
+        alice = load_book("alice.txt", "Alice", role="forget", split_by="chapters")
+        alice.passages()                         # what a model will be asked
+        alice.training_blocks(tokenizer, 512)    # what it may be trained on
+
     """
     if role not in ROLES:
         hint = did_you_mean(role, ROLES)
         raise MissingNameError(f"no role {role!r}.{hint} A book's role is one of {', '.join(ROLES)}")
     if not 0 < held_out < 1:
         raise BadValueError(f"held_out={held_out} must lie between 0 and 1: both splits are evaluated")
-    label, raw, pairs = _read(source, encoding, config, split)
+    label, raw, pairs = _read(source, encoding, config, split, progress)
     label = name or label
     if pairs:
         found = tuple(Pair(prompt, answer, pairs_are) for prompt, answer in pairs)
@@ -210,7 +271,11 @@ def _blocks(text: str, size: int) -> list[cleaning.Span]:
 
 
 def _read(
-    source: "str | Path | datasets.Dataset", encoding: str | None, config: str | None, split: str
+    source: "str | Path | datasets.Dataset",
+    encoding: str | None,
+    config: str | None,
+    split: str,
+    progress: bool | None,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """A name for the book, its raw text, and its ready-made pairs (one of the two is empty)."""
     if not isinstance(source, str | Path):
@@ -234,10 +299,31 @@ def _read(
     import datasets
 
     try:
-        loaded = datasets.load_dataset(name, config, split=split, revision=revision or None)
+        with _bars(progress):
+            loaded = datasets.load_dataset(name, config, split=split, revision=revision or None)
     except (FileNotFoundError, ConnectionError, ValueError) as error:
         raise MissingFileError(f"no book at {str(source)!r}, here or on the Hub (split {split!r}): {error}") from error
     return _read_dataset(loaded, name.split("/")[-1])
+
+
+@contextmanager
+def _bars(progress: bool | None) -> Iterator[None]:
+    """The progress bars of datasets and huggingface_hub, shown or not."""
+    import datasets
+    from huggingface_hub import utils
+
+    shown = sys.stderr.isatty() if progress is None else progress
+    with ExitStack() as stack:
+        for library in (datasets, utils):
+            if library.are_progress_bars_disabled() == shown:
+                switch, back = library.enable_progress_bars, library.disable_progress_bars
+                if not shown:
+                    switch, back = back, switch
+                elif progress is None:  # whoever switched them off wants none
+                    continue
+                switch()
+                stack.callback(back)
+        yield
 
 
 def _read_dataset(dataset: "datasets.Dataset", name: str) -> tuple[str, str, list[tuple[str, str]]]:

@@ -69,13 +69,13 @@ _PAGE_NUMBER = re.compile(r"\[?(p(age|g)?\.? ?)?\d{1,4}\]?", re.I)
 
 
 def mend(text: str) -> str:
-    """Running text: words joined over line ends, a line for each paragraph, no page numbers or ornaments.
+    r"""Running text: words joined over line ends, a line for each paragraph, no page numbers or ornaments.
 
     A hyphen at a line end goes unless the hyphenated word stands elsewhere in the book. Verse and tables
     (every line indented) keep their lines.
 
-    >>> mend("The exam-\\nple is\\nshort.\\n\\n\\n 12 \\n\\n  A rose\\n  is a rose")
-    'The example is short.\\n\\nA rose\\nis a rose'
+    >>> mend("The exam-\nple is\nshort.\n\n\n 12 \n\n  A rose\n  is a rose")
+    'The example is short.\n\nA rose\nis a rose'
     """
     text = re.sub(r"\r\n?|\x0c|\u2028|\u2029", "\n", text).replace("\u00ad", "").replace("\ufeff", "")
     text = text.expandtabs(4).replace("\u00a0", " ")

@@ -7,8 +7,8 @@ reports what leaks by their design.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hf_taskvec.evaluation.scoring.rouge import words
 from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.evaluation.texts.word_tokens import words
 
 # A run of so many words, equal but for case and punctuation, counts as the answer (or a telling part of it).
 RUN = 12
@@ -16,7 +16,18 @@ RUN = 12
 
 @dataclass(frozen=True)
 class LeakReport:
-    """Which answers stand where they should not, by passage id. `clean` if none does."""
+    """Which answers stand where they should not.
+
+    Args:
+        checked (`int`):
+            How many passages were checked.
+        run (`int`):
+            How many words in a row count as a leak.
+        in_prompts (`tuple[str]`):
+            The ids of the passages whose answer stands in some prompt.
+        in_training (`tuple[str]`):
+            The ids of the held-out passages whose answer stands in the training text.
+    """
 
     checked: int
     run: int
@@ -25,6 +36,7 @@ class LeakReport:
 
     @property
     def clean(self) -> bool:
+        """Whether nothing leaks."""
         return not self.in_prompts and not self.in_training
 
 
@@ -32,6 +44,17 @@ def check_leaks(passages: Sequence[Passage], training_texts: Iterable[str] = (),
     """A `LeakReport`: which answers leak into a prompt, and which held-out answers into the training text.
 
     An answer leaks where `run` of its words in a row (all of them, if it is shorter) stand.
+
+    Args:
+        passages (`Sequence[Passage]`):
+            Of all books together, so that leaks between books are found.
+        training_texts (`Iterable[str]`, *optional*):
+            What the model was trained on, as `Book.training_text` gives it.
+        run (`int`, *optional*, defaults to 12):
+            How many words in a row count.
+
+    Returns:
+        `LeakReport`: `clean` if nothing leaks.
     """
     prompts = _Index(passage.prompt for passage in passages)
     training = _Index(training_texts)

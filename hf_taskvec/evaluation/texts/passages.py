@@ -16,7 +16,20 @@ from hf_taskvec.evaluation.texts.protocols import Protocol
 
 @dataclass(frozen=True)
 class Passage:
-    """A prompt and what truly follows it; `gap` is the white space between the two."""
+    """A prompt and what truly follows it.
+
+    Args:
+        id (`str`):
+            The book, the split and a number.
+        book (`str`):
+            The book's name.
+        split (`"seen"` or `"held_out"`):
+            Whether a model may have been trained on it.
+        prompt, answer (`str`):
+            What the model is given, and the true continuation.
+        gap (`str`):
+            The white space between the two.
+    """
 
     id: str
     book: str

@@ -32,10 +32,13 @@ class Decoding:
     """How the continuation is produced. Temperature 0 is greedy.
 
     Args:
-        max_new_tokens (`int`, *optional*): at most so many; without it, as many as the true answer has.
-        total_length (`int`, *optional*): prompt and continuation together have at most so many tokens.
+        max_new_tokens (`int`, *optional*):
+            At most so many; without it, as many as the true answer has.
+        total_length (`int`, *optional*):
+            Prompt and continuation together have at most so many tokens.
         temperature (`float`): 0 takes the most probable token.
-        top_p (`float`): the nucleus that is sampled from.
+        top_p (`float`):
+            The nucleus that is sampled from.
     """
 
     max_new_tokens: int | None = None
@@ -45,6 +48,7 @@ class Decoding:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature == 0
 
     @property
@@ -58,22 +62,36 @@ class Protocol:
     """Everything that decides which text is asked for and how the answer is scored.
 
     Args:
-        name (`str`): what results are reported under.
-        version (`int`): goes up whenever the same fields would give other numbers.
-        unit (`"words"` or `"tokens"`): what the lengths count.
-        prompt_length, answer_length (`int`): of each passage; for ready-made pairs the answer is cut to it.
-        placement: where passages begin. `"disjoint"`: at sentence starts, none overlapping another;
+        name (`str`):
+            What results are reported under.
+        version (`int`):
+            Goes up whenever the same fields would give other numbers.
+        unit (`"words"` or `"tokens"`):
+            What the lengths count.
+        prompt_length, answer_length (`int`):
+            Of each passage; for ready-made pairs the answer is cut to it.
+        placement (`"disjoint"`, `"random"`, `"stride"` or `"given"`):
+            Where passages begin. `"disjoint"`: at sentence starts, none overlapping another;
             `"random"`: at random sentence starts, overlaps allowed; `"stride"`: every `stride` units;
             `"given"`: the pairs come ready-made.
-        stride (`int`): for `placement="stride"`.
-        lower_case (`bool`): lower-case prompt and answer.
-        samples (`int`, *optional*): at most so many passages of each book and split.
-        seed (`int`): of the choice of passages and of sampled decoding.
-        leak_free (`bool`): passages whose answer stands elsewhere are left out, and this is checked.
-        decoding (`Decoding`): greedy or sampled, and for how long.
-        scorer: `rouge_l`, `rouge_l_stemmed` or `pypi_rouge_l`.
-        score_factor (`float`): scores are multiplied by it (MUSE reports percent).
-        cut: which tokens of a ready-made answer count towards `answer_length`. `"alone"`: those of the answer
+        stride (`int`):
+            For `placement="stride"`.
+        lower_case (`bool`):
+            Lower-case prompt and answer.
+        samples (`int`, *optional*):
+            At most so many passages of each book and split.
+        seed (`int`):
+            Of the choice of passages and of sampled decoding.
+        leak_free (`bool`):
+            Passages whose answer stands elsewhere are left out, and this is checked.
+        decoding (`Decoding`):
+            Greedy or sampled, and for how long.
+        scorer (`"rouge_l"`, `"rouge_l_stemmed"` or `"pypi_rouge_l"`):
+            What compares the output with the answer.
+        score_factor (`float`):
+            Scores are multiplied by it (MUSE reports percent).
+        cut (`"alone"`, `"with_specials"` or `"after_prompt"`):
+            Which tokens of a ready-made answer count towards `answer_length`. `"alone"`: those of the answer
             by itself; `"with_specials"`: also the beginning-of-text token that the tokenizer puts before it,
             as MUSE counts; `"after_prompt"`: those that follow the prompt's when both are one text.
     """
@@ -198,14 +216,29 @@ def names() -> list[str]:
 
 
 def get(protocol: str | Protocol | None = None, **changes: Any) -> Protocol:
-    """The protocol of that name (ours without one), with some fields changed on request.
+    """The protocol of that name, with some fields changed on request.
 
     A changed protocol keeps its name but has another hash: its results share no table with the original's.
 
-    >>> get("muse-verbmem").decoding.max_new_tokens
-    128
-    >>> get(prompt_length=30).hash == get().hash
-    False
+    Args:
+        protocol (`str` or `Protocol`, *optional*):
+            One of `names()`, or a protocol to change. `taskvec-v1` without it.
+        **changes:
+            Fields of `Protocol` with their new values.
+
+    Returns:
+        `Protocol`: With a hash over everything that can change a score.
+
+    Raises:
+        `MissingNameError`: If there is no such protocol or field.
+        `BadValueError`: If the fields contradict each other.
+
+    Example:
+        >>> get("muse-verbmem").decoding.max_new_tokens
+        128
+        >>> get(prompt_length=30).hash == get().hash
+        False
+
     """
     if isinstance(protocol, Protocol):
         chosen = protocol

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis import Edited, Recommendation, correlation_matrix, recommend_scales
-from hf_taskvec.evaluation.reporting.recommended_scale import Judged, Theory
+from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.texts.books import Book
 from hf_taskvec.evaluation.texts.passages import find_passages
@@ -51,13 +51,10 @@ class BookSimilarity:
             judged=self._judged(report),
         )
 
-    def _judged(self, report: UnlearningReport) -> Judged | None:
+    def _judged(self, report: UnlearningReport) -> Judgement | None:
         if self.recommendation.sweep_scale is None or report.choice is None:
             return None
-        found = self.recommendation.judge(report)
-        return Judged(
-            found.forget_loss, found.worst_retain_loss, found.qualifies, found.on_pareto_front, found.sentence
-        )
+        return report.judge(self.recommendation.sweep_scale)
 
 
 def compare_books(

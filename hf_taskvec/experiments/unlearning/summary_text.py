@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from hf_taskvec.evaluation.reporting.unlearning_report import PassageResult, Score, UnlearningReport
+from hf_taskvec.evaluation.reporting.report_parts import PassageResult, Score
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.texts.books import Role
 
 _ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "retain": "unrelated"}

@@ -9,7 +9,7 @@ from hf_taskvec.algebra.sources import fingerprint
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation.asking.batch_plan import make_tasks
+from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
 from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
@@ -93,7 +93,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
         )
     check_experiment_memory(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
-        make_tasks(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
+        tokenize_passages(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
     read = {book.name: training_blocks((book,), tokenizer, config) for book in _trained_on(config, books, general)}
     return UnlearnInputs(books, tokenizer, base, general, inputs, read)
 

@@ -3,19 +3,17 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, runtime_checkable
-from typing import Protocol as Interface
+from typing import Any
 
+from hf_taskvec.distributed import Processes, processes
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
-from hf_taskvec.evaluation.asking.batch_plan import Plan, Row, Task, make_plan, make_tasks
-from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
+from hf_taskvec.evaluation.asking.batch_plan import BatchPlan, Row, TokenizedPassage, plan_batches, tokenize_passages
+from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
+from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import model_fingerprint
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
@@ -23,37 +21,12 @@ _FIRST_SIZE_ELSEWHERE = 64
 _NO_MEMORY = "memory runs out even for a single passage; use a smaller model or shorter passages"
 
 
-@runtime_checkable
-class Edit(Interface):
-    """All that the harness knows of an edit: what it is, and how to set λ."""
-
-    fingerprint: str
-
-    def set_scale(self, scale: float, /) -> None: ...
-
-
-@runtime_checkable
-class RowEdit(Edit, Interface):
-    """An edit that can give each row of the batch its own λ, so that all λ go through the model together."""
-
-    def set_row_scales(self, scales: list[float], /) -> None: ...
-
-
-class NoEdit:
-    """An edit that changes nothing, at any λ: the control."""
-
-    fingerprint = "none"
-
-    def set_scale(self, scale: float, /) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class Work:
     """What came of a plan: every row's continuation, and how it was done."""
 
     rows: dict[Row, Continuation]
-    plan: Plan
+    plan: BatchPlan
     halvings: int
     generated: int
     model_seconds: float
@@ -65,58 +38,78 @@ class Asked:
     """A model's fingerprint, the passages in its tokens, and what it answered."""
 
     fingerprint: str
-    tasks: tuple[Task, ...]
+    passages: tuple[TokenizedPassage, ...]
     work: Work
 
 
 def ask(
     model: Any,
-    edit: Edit,
+    edit: ScalableEdit,
     scales: Sequence[float],
     *,
     passages: Sequence[Passage],
     protocol: Protocol,
     tokenizer: Any,
-    store: Store,
+    store: FinishedPassages,
     batch_size: int | None = None,
     likelihood: bool = True,
     label: str = "batches",
+    progress: bool | None = None,
 ) -> Asked:
     """All passages through one model at every λ, each from the store if it is there.
 
     Args:
-        model, edit, scales, protocol, tokenizer, batch_size, likelihood: as for `sweep`.
-        passages: what is asked.
-        store: keeps what is finished.
-        label: of the progress bar.
+        model (`PreTrainedModel` or `PeftModel`):
+            The model that is asked.
+        edit (`ScalableEdit`):
+            Sets λ.
+        scales (`Sequence[float]`):
+            The values of λ.
+        passages (`Sequence[Passage]`):
+            What is asked.
+        protocol (`Protocol`):
+            How it is asked.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Of the model.
+        store (`FinishedPassages`):
+            Keeps what is finished.
+        batch_size (`int`, *optional*):
+            Rows in one batch; found automatically without it.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also ask for the likelihood of the true continuations.
+        label (`str`, *optional*, defaults to `"batches"`):
+            Of the progress bar.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
     """
     # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tasks = make_tasks(passages, protocol, tokenizer, context)
+    tokenized = tokenize_passages(passages, protocol, tokenizer, context)
     fingerprint = _agreed(model_fingerprint(model))
     keys = {
-        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, task, protocol)
+        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, passage, protocol)
         for scale in scales
-        for i, task in enumerate(tasks)
+        for i, passage in enumerate(tokenized)
     }
     generator = Generator(model, tokenizer, protocol.decoding, protocol.seed, likelihood)
     with generator.prepared():
-        work = _run(generator, edit, tasks, scales, keys, store, batch_size, context, label)
-    return Asked(fingerprint, tasks, work)
+        work = _run(generator, edit, tokenized, scales, keys, store, batch_size, context, label, progress)
+    return Asked(fingerprint, tokenized, work)
 
 
 def _run(
     generator: Generator,
-    edit: Edit,
-    tasks: Sequence[Task],
+    edit: ScalableEdit,
+    passages: Sequence[TokenizedPassage],
     scales: Sequence[float],
     keys: dict[Row, str],
-    store: Store,
+    store: FinishedPassages,
     batch_size: int | None,
     context: int | None,
     label: str,
+    progress: bool | None,
 ) -> Work:
-    """Every task at every λ.
+    """Every passage at every λ.
 
     Batches are formed over *all* rows before processes share them, so the number of processes does not change
     the composition of a batch. The first batch of every process is the trial: if memory runs out on any, all
@@ -125,21 +118,21 @@ def _run(
     """
     begin = time.perf_counter()
     state = processes()
-    mixed = isinstance(edit, RowEdit)
+    mixed = isinstance(edit, RowScalableEdit)
     size = _FIRST_SIZE.get(generator.model.device.type, _FIRST_SIZE_ELSEWHERE) if batch_size is None else batch_size
     # A rank may see files that another does not (no shared disk): what anyone finished is finished.
     done: dict[str, Continuation] = {}
-    for part in _gather(store.found(keys.values(), generator.likelihood)):
+    for part in state.gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
-    job = _Job(generator, edit, tasks, keys, store, done)
-    with _progress(label, state) as bar:
+    job = _Job(generator, edit, passages, keys, store, done)
+    with _progress_bar(label, state, progress) as bar:
         while True:
-            plan = make_plan(tasks, scales, size, mixed=mixed, context=context)
+            plan = plan_batches(passages, scales, size, mixed=mixed, context=context)
             numbers = range(state.process_index, len(plan.batches), state.num_processes)
             mine = [number for number in numbers if job.pending(plan.batches[number])]
             bar.reset(len(mine))
             trial = job.attempt(plan.batches[mine[0]]) if mine else {}
-            if all(_gather(trial is not None)):
+            if all(state.gather(trial is not None)):
                 break
             if size == 1:
                 raise BadValueError(_NO_MEMORY)
@@ -149,15 +142,15 @@ def _run(
         for number in mine[1:]:
             job.do(number, plan.batches[number])
             bar.update()
-    errors = [error for error in _gather(job.error) if error]
+    errors = [error for error in state.gather(job.error) if error]
     if errors:
         raise job.raised or BadValueError(f"another process failed: {errors[0]}")
-    for part in _gather({key: done[key] for key in job.fresh}):
+    for part in state.gather({key: done[key] for key in job.fresh}):
         done.update(part)
     halved: dict[int, list[tuple[Row, ...]]] = {}
-    for part in _gather(job.halved):
+    for part in state.gather(job.halved):
         halved.update(part)
-    counts = _gather((len(job.fresh), generator.model_seconds))
+    counts = state.gather((len(job.fresh), generator.model_seconds))
     return Work(
         rows={row: done[key] for row, key in keys.items()},
         plan=plan.with_halved(halved),
@@ -174,13 +167,13 @@ class _Job:
     def __init__(
         self,
         generator: Generator,
-        edit: Edit,
-        tasks: Sequence[Task],
+        edit: ScalableEdit,
+        passages: Sequence[TokenizedPassage],
         keys: dict[Row, str],
-        store: Store,
+        store: FinishedPassages,
         done: dict[str, Continuation],
     ) -> None:
-        self.generator, self.edit, self.tasks, self.keys = generator, edit, tasks, keys
+        self.generator, self.edit, self.passages, self.keys = generator, edit, passages, keys
         self.store, self.done = store, done
         self.fresh: list[str] = []
         self.halved: dict[int, list[tuple[Row, ...]]] = {}
@@ -206,7 +199,7 @@ class _Job:
         if self.raised or not rows:
             return {}
         try:
-            found = self.generator.run([self.tasks[row.task] for row in rows], lambda part: self._set(rows[part]))
+            found = self.generator.run([self.passages[row.passage] for row in rows], lambda part: self._set(rows[part]))
         except TaskVectorError as error:
             self.raised = error
             return {}
@@ -241,40 +234,26 @@ class _Job:
             self.halved[number] = parts
 
     def _set(self, rows: Sequence[Row]) -> None:
-        if isinstance(self.edit, RowEdit):
+        if isinstance(self.edit, RowScalableEdit):
             self.edit.set_row_scales([row.scale for row in rows])
         elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
             self.edit.set_scale(rows[0].scale)
             self._scale = rows[0].scale
 
 
-def processes() -> "PartialState":
-    """The processes of this run, as `accelerate launch` (or the caller's own Accelerator) set them up."""
-    from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env
-
-    # `Accelerator` reads this flag, a bare PartialState does not and would leave CPU processes unconnected.
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
-
-
 def _agreed(fingerprint: str) -> str:
     """The model's fingerprint, which must be the same in every process."""
-    if len(set(_gather(fingerprint))) > 1:
+    if len(set(processes().gather(fingerprint))) > 1:
         raise MismatchError("the model's weights differ between processes; load the same model in each of them")
     return fingerprint
 
 
-def _gather(value: Any) -> list[Any]:
-    from accelerate.utils import gather_object
-
-    return list(gather_object([value]))
-
-
-def _progress(label: str, state: "PartialState") -> Any:
+def _progress_bar(label: str, state: Processes, progress: bool | None) -> Any:
     """The one progress bar, on the main process; it counts that process's share."""
     from tqdm.auto import tqdm
 
     if state.num_processes > 1:
         label += f" (process 1 of {state.num_processes})"
     # disable=None: quiet when the output is not a terminal.
-    return tqdm(desc=label, unit="batch", disable=None if state.is_main_process else True)
+    hidden = None if progress is None else not progress
+    return tqdm(desc=label, unit="batch", disable=hidden if state.is_main_process else True)

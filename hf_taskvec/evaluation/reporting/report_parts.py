@@ -1,0 +1,136 @@
+"""What a report is made of: the books, every score with its interval, every text, and how they came about."""
+
+from dataclasses import dataclass
+
+from hf_taskvec.evaluation.scoring.metrics import MetricKind
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.texts.books import Role, Split
+
+UNNAMED = "reference"  # the name of a reference model whose caller gave it none
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What a metric of the report means, and which way is up."""
+
+    name: str
+    kind: MetricKind
+    higher: bool
+    definition: str
+
+
+@dataclass(frozen=True)
+class BookInfo:
+    """A book of the report; `seen` and `held_out` count its passages."""
+
+    name: str
+    role: Role
+    fingerprint: str
+    seed: int
+    seen: int
+    held_out: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the report. `difference` and `relative` compare with λ=0 on the same passages."""
+
+    book: str
+    split: Split
+    scale: float
+    metric: str
+    n: int
+    value: Interval
+    difference: Interval | None
+    relative: Interval | None
+
+
+@dataclass(frozen=True)
+class ReferenceInfo:
+    """A model to compare with: its name in tables, its fingerprint, and the batches it was asked in."""
+
+    name: str
+    model: str
+    batch_size: int
+    plan: str
+
+
+@dataclass(frozen=True)
+class ReferenceScore:
+    """A score of a reference model. `difference` and `relative` compare it with λ=0 on the same passages."""
+
+    reference: str
+    book: str
+    split: Split
+    metric: str
+    n: int
+    value: Interval
+    difference: Interval
+    relative: Interval | None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How well Min-K % tells the seen passages of a book from its held-out ones."""
+
+    book: str
+    scale: float
+    auc: Interval
+
+
+@dataclass(frozen=True)
+class PassageAtScale:
+    """A passage at one λ."""
+
+    scale: float
+    output: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PassageAtReference:
+    """A passage asked of a reference model."""
+
+    reference: str
+    output: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PassageResult:
+    """A passage, what the model wrote after it at each λ, and what each reference model wrote."""
+
+    id: str
+    book: str
+    split: Split
+    prompt: str
+    answer: str
+    at: tuple[PassageAtScale, ...]
+    references: tuple[PassageAtReference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the numbers were drawn, and the batch plan: which passages went through the model together."""
+
+    seed: int
+    resamples: int
+    level: float
+    permutations: int
+    batch_size: int
+    batches: int
+    plan: str
+    mixed_scales: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long it took, over the sweep and its references; `model_seconds` were spent inside the model."""
+
+    seconds: float
+    model_seconds: float
+    generated: int
+    reused: int
+    passages_per_second: float
+    processes: int
+    halved_batches: int
