@@ -98,8 +98,12 @@ class Processes:
 
 def processes() -> Processes:
     """The processes of this run, as `accelerate launch` (or the caller's own `Accelerator`) set them up."""
-    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Processes(_partial_state() if is_launched or _is_set_up() else None)
+    return Processes(_partial_state() if is_launched() or _is_set_up() else None)
+
+
+def is_launched() -> bool:
+    """Whether this is one of several launched processes. They are not connected by asking."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_main_process() -> bool:

@@ -20,6 +20,8 @@ MODEL_RECORD = "taskvec_apply.json"
 ADAPTER_RECORD = "taskvec_adapter.json"
 #: the record of a fine-tuning run
 TRAINING_RECORD = "training.json"
+#: the model card, of a folder and of a repository on the Hub
+MODEL_CARD = "README.md"
 #: the command that wrote a folder; it may name paths of this machine
 COMMAND_RECORD = "taskvec-command.json"
 

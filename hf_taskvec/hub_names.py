@@ -4,6 +4,8 @@ import re
 
 #: a repository with its owner, as cards and pushes need it
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+#: a repository with or without its owner, as a card's metadata may name it: no path, no revision
+CARD_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
 def split_revision(where: str, revision: str | None = None) -> tuple[str, str | None]:

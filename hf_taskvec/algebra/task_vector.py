@@ -347,7 +347,7 @@ class TaskVector(VectorConstructors):
             `HubError`: If the Hub refuses or cannot be reached.
             `LeakError`: If a token or a path of this machine would leave it.
         """
-        from hf_taskvec.publishing.push import push_vector
+        from hf_taskvec.publishing.push_without_folder import push_vector
 
         return push_vector(
             self,
@@ -398,12 +398,12 @@ class TaskVector(VectorConstructors):
         Returns:
             `Pushed`: The commit and its address.
         """
-        from hf_taskvec.publishing.push import push_merged
+        from hf_taskvec.publishing.push_without_folder import push_merged
 
         return push_merged(
             self,
-            base,
             repo_id,
+            base,
             scale=scale,
             report=report,
             private=private,
@@ -416,8 +416,8 @@ class TaskVector(VectorConstructors):
     def push_adapter_to_hub(
         self,
         repo_id: str,
+        base_model_name_or_path: str | Path | None = None,
         *,
-        base: str | Path | None = None,
         scale: float = 1.0,
         report: "UnlearningReport | str | Path | None" = None,
         private: bool | None = None,
@@ -431,8 +431,8 @@ class TaskVector(VectorConstructors):
         Args:
             repo_id (`str`):
                 `"me/adapter"`; made if it does not exist.
-            base (`str` or `Path`, *optional*):
-                The base that the adapter is for, as for `to_adapter`.
+            base_model_name_or_path (`str` or `Path`, *optional*):
+                The base that the adapter names, as for `to_adapter`.
             scale (`float`, *optional*, defaults to 1.0):
                 λ.
             report (`UnlearningReport`, `str` or `Path`, *optional*):
@@ -451,12 +451,12 @@ class TaskVector(VectorConstructors):
         Returns:
             `Pushed`: The commit and its address.
         """
-        from hf_taskvec.publishing.push import push_adapter
+        from hf_taskvec.publishing.push_without_folder import push_adapter
 
         return push_adapter(
             self,
             repo_id,
-            base=base,
+            base_model_name_or_path=base_model_name_or_path,
             scale=scale,
             report=report,
             private=private,

@@ -1,4 +1,17 @@
-"""The command line, `taskvec`: thin commands over the library. Nothing heavy is imported until a command runs."""
+"""The command line, `taskvec`: thin commands over the library. Nothing heavy is imported until a command runs.
+
+One file a command: `extract`, `show`, `compare`, `combine` and `compress` make vectors and look at them; `apply`,
+`adapter`, `evaluate` (the command `eval`) and `sweep` work on models; `card` and `push` share what was made. What
+they have in common:
+
+- `app`: all commands under their names, and what happens to errors.
+- `arguments`: options that several commands have, and reading what was typed.
+- `results`: a command's answer, as text or as JSON.
+- `dry_run`: what a command would read and write.
+- `outputs`: checking a folder before it is written, and telling what was written.
+- `command_record`: the command itself, stored beside its output.
+- `measuring`: what `eval` and `sweep` share.
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,17 +1,28 @@
-"""The application: all commands, and what happens to errors."""
+"""The application: all commands under their names, and what happens to errors."""
 
 import json
 import os
-import re
 import sys
-from itertools import pairwise
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from hf_taskvec._version import __version__
-from hf_taskvec.cli import models, publish, vectors
-from hf_taskvec.cli.common import running
+from hf_taskvec.cli.adapter import adapter_command
+from hf_taskvec.cli.apply import apply_command
+from hf_taskvec.cli.arguments import protect_expression
+from hf_taskvec.cli.card import card_command
+from hf_taskvec.cli.combine import combine_command
+from hf_taskvec.cli.command_record import running, tokens_in
+from hf_taskvec.cli.compare import compare_command
+from hf_taskvec.cli.compress import compress_command
+from hf_taskvec.cli.evaluate import evaluate_command
+from hf_taskvec.cli.extract import extract_command
+from hf_taskvec.cli.push import push_command
+from hf_taskvec.cli.show import show_command
+from hf_taskvec.cli.sweep import sweep_command
 from hf_taskvec.errors import TaskVectorError
 
 _HELP = """Task vectors for language models: extract, combine, apply, evaluate, share.
@@ -21,6 +32,27 @@ Models, vectors, adapters: folders or Hub ids (me/model, me/model@revision).
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 """
 
+# Heading of the help -> name -> command.
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Vectors": {
+        "extract": extract_command,
+        "show": show_command,
+        "compare": compare_command,
+        "combine": combine_command,
+        "compress": compress_command,
+    },
+    "Models": {
+        "apply": apply_command,
+        "adapter": adapter_command,
+        "eval": evaluate_command,
+        "sweep": sweep_command,
+    },
+    "Sharing": {
+        "card": card_command,
+        "push": push_command,
+    },
+}
+
 app = typer.Typer(
     name="taskvec",
     help=_HELP,
@@ -28,8 +60,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (vectors, models, publish):
-    group.add_to(app)
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, but Ctrl-C ends it with the exit code that shells expect."""
+
+    @wraps(command)
+    def run_command(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("taskvec: interrupted. Finished parts are kept where a run can be resumed.", err=True)
+            sys.exit(130)
+
+    return run_command
+
+
+for _heading, _named in _COMMANDS.items():
+    for _name, _command in _named.items():
+        app.command(_name, rich_help_panel=_heading)(_interruptible(_command))
 
 
 def _version(asked: bool) -> None:
@@ -55,7 +104,7 @@ def run(arguments: list[str] | None = None) -> None:
     if not debug:
         _quieten()
     try:
-        app(args=protected(given), prog_name="taskvec")
+        app(args=protect_expression(given), prog_name="taskvec")
     except TaskVectorError as error:
         if debug:
             raise
@@ -68,20 +117,8 @@ def run(arguments: list[str] | None = None) -> None:
         _fail(f"{reason} (run it again with --debug for the traceback)", 1, given)
 
 
-def protected(arguments: list[str]) -> list[str]:
-    """The arguments, with an expression that begins with a minus kept from being taken for an option.
-
-    >>> protected(["combine", "-0.6*hp1 + hp2", "-o", "out"])
-    ['combine', ' -0.6*hp1 + hp2', '-o', 'out']
-    """
-    if "combine" not in arguments[:1]:
-        return arguments
-    is_expression = re.compile(r"-\s*(?:[\d.(]|[A-Za-z_]\w*\s*[-+*/]|(?!o$|h$)[A-Za-z_]\w*$)")
-    return [f" {each}" if is_expression.match(each) and not each.startswith("--") else each for each in arguments]
-
-
 def _quieten() -> None:
-    """No warnings and bars of other libraries between our lines, unless the user asked for them."""
+    """Switch off other libraries' warnings and progress bars, unless the user asked for them."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     if not sys.stderr.isatty():
@@ -92,9 +129,8 @@ def _quieten() -> None:
 def _fail(reason: str, code: int, arguments: list[str]) -> NoReturn:
     from hf_taskvec.publishing.privacy import without_secrets
 
-    for flag, value in pairwise(arguments):
-        if flag == "--token":
-            reason = reason.replace(value, "***")
+    for token in tokens_in(arguments):
+        reason = reason.replace(token, "***")
     reason = without_secrets(reason)
     if "--json" in arguments:
         typer.echo(json.dumps({"error": reason}, ensure_ascii=False))

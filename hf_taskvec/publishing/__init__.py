@@ -1,1 +1,60 @@
-"""What leaves the machine: model cards, pushes to the Hub, and the checks that nothing private goes along."""
+"""What is published: model cards, pushes to the Hub, and the checks that nothing private goes along.
+
+- `push`: a folder that holds a model, an adapter or a vector, pushed in one commit.
+- `push_without_folder`: a vector, pushed as itself, as a merged model or as an adapter.
+- `pushed_files`: what a push sends, checked.
+- `hub_commit`: how it is sent, and the Hub's errors in words.
+- `written_folder`: a folder that this library wrote, and what it holds (`Artifact`).
+- `model_card`: the card of an artifact, from the templates in `model_cards/`.
+- `card_front_matter`: a card's metadata, and the schema that it must meet.
+- `card_evaluation`: what a card shows of a sweep's report, and what of the report is published.
+- `notation`: the algebra's notation, read safely, and written as code and as a formula.
+- `privacy`: what must never be published: tokens, paths of this machine, the name of its user.
+
+The public names are listed here and imported when first used: `import hf_taskvec.publishing` costs no torch.
+
+    from hf_taskvec.publishing import push_folder, write_card
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_taskvec.publishing.model_card import card_for, write_card
+    from hf_taskvec.publishing.push import Pushed, push_folder
+    from hf_taskvec.publishing.push_without_folder import push_adapter, push_merged, push_vector
+    from hf_taskvec.publishing.written_folder import Artifact, open_artifact
+
+_HOME = {
+    "Artifact": "written_folder",
+    "Pushed": "push",
+    "card_for": "model_card",
+    "open_artifact": "written_folder",
+    "push_adapter": "push_without_folder",
+    "push_folder": "push",
+    "push_merged": "push_without_folder",
+    "push_vector": "push_without_folder",
+    "write_card": "model_card",
+}
+
+__all__ = [
+    "Artifact",
+    "Pushed",
+    "card_for",
+    "open_artifact",
+    "push_adapter",
+    "push_folder",
+    "push_merged",
+    "push_vector",
+    "write_card",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

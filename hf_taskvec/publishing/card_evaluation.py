@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec import filenames
 from hf_taskvec.errors import MismatchError
-from hf_taskvec.publishing.written_folder import REPORT, Artifact
+from hf_taskvec.publishing.written_folder import Artifact
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
@@ -17,10 +18,11 @@ _PLOTS = ("scores", "pareto")  # not the samples, which show passages
 def find_report(artifact: Artifact, given: "UnlearningReport | str | Path | None") -> "UnlearningReport | None":
     """The report that belongs to an artifact: the given one, or what its folder has under `report/`.
 
-    Raises if it is a report of another edit.
+    A report of another edit is refused.
     """
     if given is None:
-        given = next((p for p in (artifact.folder / REPORT, artifact.folder) if (p / "report.json").exists()), None)
+        folders = (artifact.folder / filenames.REPORT_FOLDER, artifact.folder)
+        given = next((folder for folder in folders if (folder / filenames.REPORT_JSON).exists()), None)
         if given is None:
             return None
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
@@ -43,7 +45,7 @@ def reported_scale(artifact: Artifact, report: "UnlearningReport | None") -> flo
     return next((scale for scale in report.scales if scale == artifact.scale), None)
 
 
-def evaluation(
+def evaluation_section(
     artifact: Artifact, report: "UnlearningReport", scale: float | None, plots: bool = True
 ) -> dict[str, Any]:
     """The report as the card's template shows it."""
@@ -74,7 +76,8 @@ def _this(artifact: Artifact, scale: float | None) -> str:
         return "The tables show the vector at several λ."
     number = f"{artifact.scale:g}".replace("-", "−")
     if scale is None:
-        return f"This {artifact.kind} stands at λ = {number}, which the sweep did **not** measure; the tables show other λ."
+        unmeasured = "which the sweep did **not** measure; the tables show other λ"
+        return f"This {artifact.kind} stands at λ = {number}, {unmeasured}."
     return f"This {artifact.kind} stands at **λ = {number}**."
 
 
@@ -88,7 +91,10 @@ def _choice(report: "UnlearningReport") -> str:
 def published_report(report: "UnlearningReport") -> dict[str, bytes]:
     """The files of a report that go to the Hub: numbers, tables and plots. No text of any book is among them."""
     numbers = replace(report, passages=())
-    files = {"report.json": numbers.to_json().encode(), "report.md": report.to_markdown().encode()}
+    files = {
+        filenames.REPORT_JSON: numbers.to_json().encode(),
+        filenames.REPORT_MARKDOWN: report.to_markdown().encode(),
+    }
     if _can_plot():
         from hf_taskvec.evaluation.reporting.plots import plot_files
 

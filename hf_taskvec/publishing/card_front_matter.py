@@ -1,37 +1,38 @@
-"""A card's front matter: what the Hub files a model under, and the schema that it must meet before it is pushed."""
+"""A card's front matter: the metadata that the Hub sorts models by, and the schema that it must meet to be pushed."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import License, ModelRecord, label_for
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
-from hf_taskvec.publishing.written_folder import Artifact, Kind
+from hf_taskvec.publishing.written_folder import Artifact, ArtifactKind
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
-LIBRARY: dict[Kind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
+LIBRARY: dict[ArtifactKind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
 # A vector, like an adapter, is of use on top of its base only; the Hub has no word of its own for it.
-RELATION: dict[Kind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
-_HUB_NAME = r"[\w][\w.-]*(/[\w][\w.-]*)?"
+RELATION: dict[ArtifactKind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
 _METRICS = {"rouge_l": ("rouge", "Rouge-L (F1)"), "perplexity": ("perplexity", "Perplexity of the true continuation")}
 
 
-def metadata(
+def card_data(
     artifact: Artifact,
     *,
     model_name: str,
     base: ModelRecord | None,
     report: "UnlearningReport | None",
     scale: float | None,
-    datasets: tuple[str, ...],
+    datasets: Sequence[str],
 ) -> "ModelCardData":
     """The front matter of an artifact's card. What is not known is left out."""
     from huggingface_hub import ModelCardData
@@ -42,10 +43,10 @@ def metadata(
     measured = [_METRICS[m.name][0] for m in report.metrics if m.name in _METRICS] if report is not None else []
     options: dict[str, Any] = {"model_name": model_name, "eval_results": results} if results else {}
     data = ModelCardData(
-        base_model=(bases[0] if len(bases) == 1 else bases) or None,
+        base_model=_one_or_many(bases) or None,
         library_name=LIBRARY[artifact.kind],
         pipeline_tag="text-generation",
-        license=(license.ids[0] if len(license.ids) == 1 else list(license.ids)) if license else None,  # type: ignore[arg-type]
+        license=_one_or_many(license.ids) if license else None,
         license_name=license.name if license else None,
         license_link=_link(license, base) if license else None,
         datasets=list(dict.fromkeys(datasets)) or None,
@@ -56,6 +57,10 @@ def metadata(
     if bases:
         data["base_model_relation"] = RELATION[artifact.kind]
     return data
+
+
+def _one_or_many(values: Sequence[str]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
 
 
 def base_models(artifact: Artifact, base: ModelRecord | None) -> list[str]:
@@ -90,19 +95,19 @@ def with_card(model: ModelRecord, token: str | bool | None = None) -> ModelRecor
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
 
     try:
-        path = hf_hub_download(model.hub_id, "README.md", revision=model.revision, token=token)
+        path = hf_hub_download(model.hub_id, filenames.MODEL_CARD, revision=model.revision, token=token)
     except (HTTPError, HFValidationError, LocalEntryNotFoundError, ConnectionError):
         return model  # no card, no access, no network: then nothing is known, and the card says so
     data = front_matter(Path(path).read_text("utf-8", errors="replace"))
     return replace(model, license=license_in(data), datasets=datasets_in(data) or model.datasets)
 
 
-def renamed(base: ModelRecord | None, hub_id: str | None) -> ModelRecord | None:
+def with_hub_id(base: ModelRecord | None, hub_id: str | None) -> ModelRecord | None:
     """The base under the Hub id that the user says it has."""
     if hub_id is None:
         return base
     name, _, revision = hub_id.partition("@")
-    if not re.fullmatch(_HUB_NAME, name):
+    if not CARD_ID.fullmatch(name):
         raise BadValueError(f"base_model={hub_id!r} is not a Hub id such as 'microsoft/phi-1_5'.")
     return replace(base or ModelRecord(name), name=name, revision=revision or (base.revision if base else None))
 
@@ -139,22 +144,22 @@ def eval_results(report: "UnlearningReport", scale: float) -> list["EvalResult"]
     return results
 
 
-# The schema.
+# The schema
 
 
-def check_metadata(data: Mapping[str, Any], kind: Kind) -> None:
+def check_metadata(data: Mapping[str, Any], kind: ArtifactKind) -> None:
     """Refuse front matter that the Hub would not understand, or that says something else than the folder is."""
     _require(data.get("library_name") == LIBRARY[kind], f"library_name must be {LIBRARY[kind]!r}")
     _require(data.get("pipeline_tag") == "text-generation", "pipeline_tag must be 'text-generation'")
     bases = _list(data.get("base_model"), "base_model")
     for each in bases:
-        _require(re.fullmatch(_HUB_NAME, each), f"base_model {_short(each)} is not a Hub id (no path, no revision)")
+        _require(CARD_ID.fullmatch(each), f"base_model {_short(each)} is not a Hub id (no path, no revision)")
     relation = data.get("base_model_relation")
     _require(not bases or relation == RELATION[kind], f"base_model_relation must be {RELATION[kind]!r}")
     for key in ("license", "tags", "metrics", "datasets"):
         _list(data.get(key), key)
     for each in _list(data.get("datasets"), "datasets"):
-        _require(re.fullmatch(_HUB_NAME, each), f"datasets: {_short(each)} is not a Hub id")
+        _require(CARD_ID.fullmatch(each), f"datasets: {_short(each)} is not a Hub id")
     for each in _list(data.get("license"), "license"):
         _require(re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", each), f"license {_short(each)} is not one of the Hub's ids")
     _require("task-vector" in _list(data.get("tags"), "tags"), "tags must have 'task-vector'")

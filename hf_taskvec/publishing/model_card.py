@@ -7,38 +7,87 @@ for paths, tokens and the user's name.
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord
+from hf_taskvec.atomic import write_text
 from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
 from hf_taskvec.models.card_metadata import front_matter
-from hf_taskvec.publishing.card_evaluation import evaluation, find_report, reported_scale
-from hf_taskvec.publishing.card_front_matter import base_models, check_metadata, metadata, renamed, with_card
+from hf_taskvec.publishing.card_evaluation import evaluation_section, find_report, reported_scale
+from hf_taskvec.publishing.card_front_matter import base_models, card_data, check_metadata, with_card, with_hub_id
 from hf_taskvec.publishing.notation import as_code, as_formula
 from hf_taskvec.publishing.privacy import check_names, check_text
-from hf_taskvec.publishing.written_folder import COMMAND, Artifact, open_artifact
+from hf_taskvec.publishing.written_folder import Artifact, ArtifactKind, open_artifact
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
-_TEMPLATES = {"model": "merged_model.md", "adapter": "adapter.md", "vector": "task_vector.md"}
+_TEMPLATES: dict[ArtifactKind, str] = {"model": "merged_model.md", "adapter": "adapter.md", "vector": "task_vector.md"}
 
 
-def write_card(folder: str | Path, *, overwrite: bool = False, **options: Any) -> Path:
-    """Write the card of an artifact into its folder, as README.md, and give its path.
+def write_card(
+    folder: str | Path,
+    *,
+    repo_id: str | None = None,
+    report: "UnlearningReport | str | Path | None" = None,
+    base_model: str | None = None,
+    datasets: Sequence[str] = (),
+    purpose: str | None = None,
+    overwrite: bool = False,
+    token: str | bool | None = None,
+) -> Path:
+    """Write the card of a model, an adapter or a vector into its folder, as README.md.
 
     Args:
-        folder: what `apply`, `to_adapter` or `save` wrote.
-        overwrite: replace a README.md that is there.
-        options: of `card_for`; `report` may also be a report's file or folder.
+        folder (`str` or `Path`):
+            What `apply`, `to_adapter` or `save` wrote.
+        repo_id (`str`, *optional*):
+            Where it will be pushed to.
+        report (`UnlearningReport`, `str` or `Path`, *optional*):
+            Of the sweep of this edit: a report, its file or its folder; by default what the folder has under `report/`.
+        base_model (`str`, *optional*):
+            The base's Hub id (`"me/model"` or `"me/model@revision"`), if a copy in a folder was used.
+        datasets (`Sequence[str]`, *optional*):
+            Hub ids of the data sets that took part.
+        purpose (`str`, *optional*):
+            Why the edit was made, in a sentence; by default what the expression and the report say.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Replace a README.md that is there.
+        token (`str` or `bool`, *optional*):
+            To read the base's card, for its licence; by default that of the login.
+
+    Returns:
+        `Path`: The README.md.
+
+    Raises:
+        `OutputError`: If there is a README.md already, and `overwrite` is not set.
+        `MissingFileError`: If the folder holds nothing that this library wrote.
+        `MismatchError`: If the report is of another edit.
+        `LeakError`: If the card would show a token, a path of this machine or the user's name.
+        `BadValueError`: If an option is no Hub id where one is needed.
+
+    Example:
+        >>> from hf_taskvec.publishing import write_card
+        >>> write_card("forgot", repo_id="me/forgot", purpose="To see what is left.")  # doctest: +SKIP
+        PosixPath('forgot/README.md')
     """
     artifact = open_artifact(folder)
-    path = artifact.folder / "README.md"
+    path = artifact.folder / filenames.MODEL_CARD
     if path.exists() and not overwrite:
         raise OutputError(f"{artifact.folder.name} has a README.md already. Pass overwrite=True to replace it.")
-    report = find_report(artifact, options.pop("report", None))
-    path.write_text(card_for(artifact, report=report, **options), "utf-8")
+    card = card_for(
+        artifact,
+        repo_id=repo_id,
+        report=find_report(artifact, report),
+        base_model=base_model,
+        datasets=datasets,
+        purpose=purpose,
+        token=token,
+    )
+    write_text(path, card)
     return path
 
 
@@ -48,29 +97,44 @@ def card_for(
     repo_id: str | None = None,
     report: "UnlearningReport | None" = None,
     base_model: str | None = None,
-    datasets: tuple[str, ...] = (),
+    datasets: Sequence[str] = (),
     purpose: str | None = None,
     token: str | bool | None = None,
 ) -> str:
     """The whole card of an artifact, front matter and text, checked.
 
     Args:
-        repo_id: where it will be pushed to.
-        report: of the sweep of this edit.
-        base_model: the base's Hub id (`"me/model"` or `"me/model@revision"`), if a copy in a folder was used.
-        datasets: Hub ids of the data sets that took part.
-        purpose: why the edit was made, in a sentence; by default what the expression and the report say.
-        token: to read the base's card, for its licence.
+        artifact (`Artifact`):
+            What the card is of; see `open_artifact`.
+        repo_id (`str`, *optional*):
+            Where it will be pushed to.
+        report (`UnlearningReport`, *optional*):
+            Of the sweep of this edit.
+        base_model (`str`, *optional*):
+            The base's Hub id (`"me/model"` or `"me/model@revision"`), if a copy in a folder was used.
+        datasets (`Sequence[str]`, *optional*):
+            Hub ids of the data sets that took part.
+        purpose (`str`, *optional*):
+            Why the edit was made, in a sentence; by default what the expression and the report say.
+        token (`str` or `bool`, *optional*):
+            To read the base's card, for its licence; by default that of the login.
+
+    Returns:
+        `str`: The card, as README.md holds it.
+
+    Raises:
+        `LeakError`: If the card would show a token, a path of this machine or the user's name.
+        `BadValueError`: If an option is no Hub id where one is needed.
     """
     import jinja2
 
-    base = renamed(artifact.base, base_model)
+    base = with_hub_id(artifact.base, base_model)
     base = with_card(base, token) if base else None
     others = [with_card(model, token) for model in artifact.records if model != artifact.base]
     stated = [each for model in (base, *others) if model for each in model.datasets]
     scale = reported_scale(artifact, report)
     title = (repo_id or artifact.folder.resolve().name).rsplit("/", 1)[-1]
-    data = metadata(artifact, model_name=title, base=base, report=report, scale=scale, datasets=(*datasets, *stated))
+    data = card_data(artifact, model_name=title, base=base, report=report, scale=scale, datasets=(*datasets, *stated))
     code = as_code(artifact.provenance)
     context: dict[str, Any] = {
         "metadata": data.to_yaml(),
@@ -91,7 +155,7 @@ def card_for(
         "exact": all(m.hub_id and m.revision for m in artifact.records) and "..." not in code,
         "code": code,
         "scale": f"{1.0 if scale is None else scale:g}",
-        "report": evaluation(artifact, report, scale) if report is not None else None,
+        "report": evaluation_section(artifact, report, scale) if report is not None else None,
         "licence": _licence(base, others),
         "versions": _versions(artifact, report),
         "command": _command(artifact.folder),
@@ -128,11 +192,12 @@ def _public(artifact: Artifact, base: ModelRecord | None, repo_id: str | None) -
 
 def _template_folder() -> Path:
     """`model_cards/`: inside an installed package, or beside it in a clone."""
-    inside = Path(__file__).parent / "model_cards"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "model_cards"
+    package = Path(__file__).parents[1]
+    inside = package / "model_cards"
+    return inside if inside.is_dir() else package.parent / "model_cards"
 
 
-# What the templates show.
+# What the templates show
 
 
 def _free_texts(artifact: Artifact, report: "UnlearningReport | None") -> list[str]:
@@ -198,8 +263,8 @@ def _licence(base: ModelRecord | None, others: list[ModelRecord]) -> str:
         lines = [f"Inherited from the card of {_described(base)}: **{found}**."]
     else:
         lines = [
-            f"Not known: no card of {_described(base)} that states a licence was at hand. Ask its authors before you use "
-            "or share this; no licence is granted here."
+            f"Not known: no card of {_described(base)} that states a licence was at hand. Ask its authors before you "
+            "use or share this; no licence is granted here."
         ]
     stated = [f"{_described(m)}: {m.license}" for m in others if m.license not in (None, found)]
     if stated:
@@ -218,9 +283,9 @@ def _versions(artifact: Artifact, report: "UnlearningReport | None") -> str:
 def _command(folder: Path) -> str | None:
     """The command that wrote the folder, if it names no place on this machine."""
     try:
-        commands = json.loads((folder / COMMAND).read_text("utf-8"))["commands"]
+        commands = json.loads((folder / filenames.COMMAND_RECORD).read_text("utf-8"))["commands"]
         command = "\n".join(shlex.join(each) for each in commands)
-        check_text(command, COMMAND)
+        check_text(command, filenames.COMMAND_RECORD)
     except (OSError, ValueError, LookupError, TypeError, LeakError):
         return None
     return command

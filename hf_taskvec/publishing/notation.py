@@ -16,7 +16,7 @@ _LONGEST = 10_000
 _METHODS = {"compress": ("rank", "energy", "tolerance"), "filter": ("include", "exclude"), "scale": ("by", "default")}
 
 
-# Reading.
+# Reading
 
 
 def names_in(expression: str) -> list[str]:
@@ -31,11 +31,17 @@ def names_in(expression: str) -> list[str]:
     return list(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))
 
 
-def evaluate(expression: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
+def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
     """The vector that an expression stands for.
 
     It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `filter(v, include="*.mlp.*")`,
     `scale(v, by={"*.mlp.*": 0.5})` and merging rules, `combine([v, w], "ties", density=0.2)`.
+
+    Args:
+        expression (`str`):
+            What to calculate.
+        vectors (`Mapping[str, TaskVector]`):
+            What the names stand for.
     """
     try:
         result = _value(_tree(expression), expression, vectors)
@@ -135,14 +141,14 @@ def _plain(node: ast.expr, where: str) -> Any:
         raise BadValueError(f"{where} takes a plain value.") from None
 
 
-# Writing.
+# Writing
 
 
 def as_formula(provenance: Provenance, base: str = r"\theta_0") -> str:
-    """`base + vector` in LaTeX.
+    r"""`base + vector` in LaTeX.
 
     >>> print(as_formula(Provenance((("hp1", -0.6), ("hp2", 1.0)))))
-    \\theta = \\theta_0 - 0.6 \\cdot \\tau_{\\text{hp1}} + \\tau_{\\text{hp2}}
+    \theta = \theta_0 - 0.6 \cdot \tau_{\text{hp1}} + \tau_{\text{hp2}}
     """
     return rf"\theta = {base}" + "".join(_terms(provenance))
 
@@ -157,7 +163,7 @@ def _terms(provenance: Provenance) -> list[str]:
 
 
 def _latex(text: str) -> str:
-    """Plain text inside `\\text{}`, with no backslash before punctuation: Markdown would take it away."""
+    r"""Plain text inside `\text{}`, with no backslash before punctuation: Markdown would take it away."""
     for old, new in {"{": "(", "}": ")", "*": "∗", **dict.fromkeys("\\^~#%&$", " ")}.items():
         text = text.replace(old, new)
     return text.replace("_", r"\textunderscore ")

@@ -1,7 +1,7 @@
 """What must never be published: tokens, paths of this machine, the name of its user.
 
-Provenance stores no path to begin with. This is the last gate before a card or a file leaves the machine: it refuses,
-and says what to change, since cutting something out of a text could leave a wrong one.
+Provenance stores no path to begin with. This is the last check before a card or a file is published: it
+refuses, and says what to change, since cutting something out of a text could leave a wrong one.
 """
 
 import getpass
@@ -14,7 +14,8 @@ from hf_taskvec.errors import LeakError
 
 # Tokens by their look: Hugging Face, OpenAI, GitHub, AWS.
 _TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|sk-[\w-]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16})\b"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|sk-[\w-]{20,}"
+    r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16})\b"
 )
 _SECRET_NAMES = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY)$", re.IGNORECASE)
 _ROOTS = (
@@ -29,7 +30,7 @@ _PATHS = re.compile(
 )
 
 
-def secrets() -> set[str]:
+def known_secrets() -> set[str]:
     """The tokens that this process knows: in its environment, and the Hub's that was stored at login."""
     from huggingface_hub import get_token
 
@@ -38,8 +39,8 @@ def secrets() -> set[str]:
 
 
 def without_secrets(text: str) -> str:
-    """The text with every token blotted out, for whatever is shown or stored."""
-    for secret in sorted(secrets(), key=len, reverse=True):
+    """The text with `***` in place of every token, for whatever is shown or stored."""
+    for secret in sorted(known_secrets(), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _TOKENS.sub("***", text)
 
@@ -76,7 +77,7 @@ def check_names(values: Iterable[str], where: str, public: Iterable[str] = ()) -
 
 
 def _check_tokens(text: str, where: str) -> None:
-    if _TOKENS.search(text) or any(secret in text for secret in secrets()):
+    if _TOKENS.search(text) or any(secret in text for secret in known_secrets()):
         raise LeakError(f"{where} holds a token or password. Remove it, and revoke it if it was ever shown.")
 
 

@@ -1,39 +1,57 @@
 """A folder that this library wrote, and what it is: a merged model, an adapter or a task vector."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
-from hf_taskvec.filenames import ADAPTER_RECORD, MODEL_RECORD
-from hf_taskvec.files.vector_format import JSON_NAME
+from hf_taskvec.hub_names import HUB_ID
 from hf_taskvec.models.checkpoint import read_json
 
-Kind = Literal["model", "adapter", "vector"]
-HUB_ID = r"[\w.-]+/[\w.-]+"
-COMMAND = "taskvec-command.json"  # the command that wrote a folder; it may name paths of this machine
-REPORT = "report"  # the folder of a sweep's report beside an artifact
-_RECORDS: dict[str, Kind] = {JSON_NAME: "vector", ADAPTER_RECORD: "adapter", MODEL_RECORD: "model"}
+ArtifactKind = Literal["model", "adapter", "vector"]
+_RECORDS: dict[str, ArtifactKind] = {
+    filenames.VECTOR_RECORD: "vector",
+    filenames.ADAPTER_RECORD: "adapter",
+    filenames.MODEL_RECORD: "model",
+}
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a folder holds, as its own record tells it."""
+    """What a folder holds that this library wrote, as the folder's own record tells it.
+
+    Args:
+        folder (`Path`):
+            The folder.
+        kind (`"model"`, `"adapter"` or `"vector"`):
+            What it holds.
+        provenance (`Provenance`):
+            The vector's expression, and what it is made of.
+        base (`ModelRecord`, *optional*):
+            The model that the weights belong to: what was edited, or what an adapter or a vector is made for.
+        scale (`float`):
+            λ; 1 for a vector.
+        fingerprint (`str`, *optional*):
+            Of the vector before `scale`, as a sweep's report names its edit.
+        changed (`int`):
+            How many parameters are changed.
+        library (`str`):
+            The version of this library that wrote the folder.
+        options (`Mapping[str, str]`, *optional*):
+            The other arguments that made the output what it is.
+    """
 
     folder: Path
-    kind: Kind
+    kind: ArtifactKind
     provenance: Provenance
-    #: the model that the weights belong to: what was edited, or what an adapter or a vector is made for
     base: ModelRecord | None
     scale: float
-    #: of the vector before `scale`, as a sweep's report names its edit
     fingerprint: str | None
     changed: int
     library: str
-    #: that made the output what it is, besides `scale`
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -44,15 +62,27 @@ class Artifact:
 
 
 def open_artifact(folder: str | Path) -> Artifact:
-    """The artifact in a folder. Raises if no record of ours tells what it is."""
+    """What a folder holds that `apply`, `to_adapter` or `save` wrote.
+
+    Args:
+        folder (`str` or `Path`):
+            The folder.
+
+    Returns:
+        `Artifact`: The model, adapter or vector, as its record tells it. No weights are read.
+
+    Raises:
+        `MissingFileError`: If there is no folder, or no record in it that this library wrote.
+        `CorruptFileError`: If the record is damaged.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder.name!r} at the given path.")
     name = next((name for name in _RECORDS if (folder / name).exists()), None)
     if name is None:
         raise MissingFileError(
-            f"{folder.name} has none of {', '.join(_RECORDS)}, so it is no model, adapter or task vector that this library "
-            "wrote. Write one with apply(), to_adapter() or save()."
+            f"{folder.name} has none of {', '.join(_RECORDS)}, so it is no model, adapter or task vector that this "
+            "library wrote. Write one with apply(), to_adapter() or save()."
         )
     record = read_json(folder / name)
     try:
@@ -63,20 +93,20 @@ def open_artifact(folder: str | Path) -> Artifact:
         raise CorruptFileError(f"{name} in {folder.name} is damaged ({error}). Write the folder again.") from None
 
 
-def _read(folder: Path, kind: Kind, record: dict[str, Any]) -> Artifact:
+def _read(folder: Path, kind: ArtifactKind, record: dict[str, Any]) -> Artifact:
     library = str(record["library"]).removeprefix("hf_taskvec ")
     provenance = Provenance.from_json(record["provenance" if kind == "vector" else "vector"])
     if kind == "vector":
         return Artifact(folder, kind, provenance, _own_base(provenance), 1.0, None, len(record["parameters"]), library)
     base = ModelRecord.from_json(record["base"]) if kind == "model" else _own_base(provenance)
     if kind == "adapter":
-        named = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        named = read_json(folder / filenames.ADAPTER_CONFIG).get("base_model_name_or_path")
         if named and (base is None or base.name != named):
-            is_id = re.fullmatch(HUB_ID, named) and not Path(named).is_dir()
+            is_id = HUB_ID.fullmatch(named) and not Path(named).is_dir()
             base = ModelRecord(named if is_id else Path(named).name)
     changed = int(record["changed_parameters"])
-    scale, print_of, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
-    return Artifact(folder, kind, provenance, base, scale, print_of, changed, library, options)
+    scale, fingerprint, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
+    return Artifact(folder, kind, provenance, base, scale, fingerprint, changed, library, options)
 
 
 def _own_base(provenance: Provenance) -> ModelRecord | None:

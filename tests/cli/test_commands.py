@@ -1,78 +1,18 @@
-"""The commands in this process: their help, their answers to bad input, what they store."""
+"""The commands in this process: what they do, and their answers to bad input."""
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support import tiny_models
+from support.command_line import COMMANDS, Run
 from support.edited_model import Edited
 from support.hub_server import HubServer
 
 from hf_taskvec import TaskVector
-from hf_taskvec.cli import main
-from hf_taskvec.cli.app import app, protected
-from hf_taskvec.cli.common import numbers
-
-COMMANDS = ["extract", "show", "compare", "combine", "compress", "apply", "adapter", "eval", "sweep", "card", "push"]
-SECRET = "hf_" + "SeCrEt" * 6
-
-
-class Answer:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> dict:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Answer]
-
-
-@pytest.fixture
-def taskvec(edited: Edited, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in the folder of the test data."""
-    monkeypatch.chdir(edited.folder)
-    monkeypatch.setenv("COLUMNS", "100")
-    edited.saved  # noqa: B018 (the folder `vector`)
-
-    def run(*arguments: object) -> Answer:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main([str(each) for each in arguments])
-        out, err = capsys.readouterr()
-        return Answer(int(done.value.code or 0), out, err)
-
-    return run
-
-
-# Help
-
-
-def test_all_commands_are_there(taskvec: Run) -> None:
-    answer = taskvec("--help")
-    assert answer.code == 0
-    assert all(re.search(rf"│ {command} ", answer.out) for command in COMMANDS)
-    assert "Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted" in answer.out
-    assert len(answer.out.splitlines()) <= 40
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen(taskvec: Run, command: str) -> None:
-    answer = taskvec(command, "--help")
-    assert answer.code == 0 and "--json" in answer.out and "--debug" in answer.out
-    assert len(answer.out.rstrip().splitlines()) <= 40
-    assert max(map(len, answer.out.splitlines())) <= 100
-
-
-def test_the_version(taskvec: Run) -> None:
-    from hf_taskvec import __version__
-
-    assert taskvec("--version").out.strip() == f"taskvec {__version__}"
-
+from hf_taskvec.cli.app import app
 
 # Bad input: one sentence, the exit code, no traceback
 
@@ -139,64 +79,6 @@ def test_a_vector_on_the_hub_is_one_already(hub: HubServer, taskvec: Run, edited
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_wrong_usage(taskvec: Run, command: str) -> None:
-    assert taskvec(command).code == 2
-    assert taskvec(command, "--no-such-option").code == 2
-
-
-def test_a_wrong_command(taskvec: Run) -> None:
-    answer = taskvec("extrakt")
-    assert answer.code == 2 and "Did you mean 'extract'?" in answer.err
-
-
-def test_debug_shows_the_traceback(taskvec: Run) -> None:
-    with pytest.raises(FileNotFoundError):
-        main(["show", "nowhere/at/all", "--debug"])
-
-
-def test_an_error_for_scripts(taskvec: Run) -> None:
-    answer = taskvec("show", "nowhere/at/all", "--json")
-    assert answer.code == 1 and "no folder 'all'" in answer.json["error"]
-
-
-def test_an_error_that_is_not_ours_is_one_sentence_too(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nothing-known"}')
-    answer = taskvec("eval", tmp_path, "--forget", "lamps.txt", "-o", tmp_path / "x")
-    assert answer.code == 1
-    assert re.match(r"taskvec: \w+Error: .*run it again with --debug", answer.err.strip())
-
-
-def test_interrupted(taskvec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TaskVector, "norms", stop)
-    answer = taskvec("show", "vector")
-    assert answer.code == 130 and "interrupted" in answer.err
-
-
-# Expressions and numbers
-
-
-@pytest.mark.parametrize(
-    "expression", ["-0.6*hp1 + 0.2*hp2", "-hp1+hp2", "-(hp1 - hp2)", "-.5*hp1", "- hp1 + hp2", "-hp1"]
-)
-def test_expressions_with_a_leading_minus(expression: str) -> None:
-    assert protected(["combine", expression, "hp1=a", "-o", "x"]) == ["combine", f" {expression}", "hp1=a", "-o", "x"]
-
-
-def test_options_are_no_expressions() -> None:
-    given = ["combine", "hp1", "-o", "x", "--json", "-h"]
-    assert protected(given) == given
-    assert protected(["apply", "--scale", "-0.5"]) == ["apply", "--scale", "-0.5"]
-
-
-def test_numbers() -> None:
-    assert numbers("0:-1:-0.2") == pytest.approx([0, -0.2, -0.4, -0.6, -0.8, -1])
-    assert numbers("0, -0.5,1") == [0, -0.5, 1]
-
-
 # What commands do
 
 
@@ -237,91 +119,6 @@ def test_a_vector_of_a_lora_adapter_from_its_folder(taskvec: Run, edited: Edited
         assert answer.code == 0, answer.err
         assert TaskVector.load(out).cosine(small) == pytest.approx(1.0, abs=1e-6)
     assert taskvec("show", tmp_path / "adapter", "--json").json["low_rank"] is True
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["extract", "base", "tuned", "-o", "x"],
-        ["combine", "-2*v", "v=vector", "-o", "x"],
-        ["compress", "vector", "--rank", "2", "-o", "x"],
-        ["apply", "vector", "base", "-o", "x"],
-        ["adapter", "vector", "--rank", "2", "--dense", "drop", "-o", "x"],
-        ["eval", "base", "--forget", "lamps.txt", "-o", "x"],
-        ["sweep", "vector", "base", "--forget", "lamps.txt", "-o", "x"],
-        ["push", "vector", "me/x"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_dry_run_does_nothing(hub: HubServer, taskvec: Run, edited: Edited, arguments: list[str]) -> None:
-    before = sorted(edited.folder.rglob("*"))
-    answer = taskvec(*arguments, "--dry-run", "--json")
-    assert answer.code == 0, answer.err
-    plan = answer.json
-    assert plan["dry_run"] and plan["reads"] and plan["writes"] and plan["memory"] > 0
-    assert sorted(edited.folder.rglob("*")) == before
-    assert hub.count("POST") == 0
-    spoken = taskvec(*arguments, "--dry-run")
-    assert "nothing is written" in spoken.out and "memory about" in spoken.out
-
-
-def test_a_dry_run_tells_the_true_sizes(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    plan = taskvec("apply", "vector", "base", "-o", out, "--dry-run", "--json").json
-    assert taskvec("apply", "vector", "base", "-o", out).code == 0
-    assert plan["writes"]["out"] == (out / "model.safetensors").stat().st_size
-
-
-def test_a_dry_run_over_the_hub_downloads_no_weights(
-    hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path
-) -> None:
-    hub.add_repo("me/base", edited.pair.base)
-    hub.add_repo("me/tuned", edited.pair.tuned)
-    plan = taskvec("extract", "me/base", "me/tuned", "-o", tmp_path / "x", "--dry-run", "--json").json
-    assert plan["reads"]["me/base"] == (edited.pair.base / "model.safetensors").stat().st_size
-    assert hub.bytes_served("/resolve/") == hub.bytes_served(hub.cdn_url) == 0
-
-
-# The stored command
-
-
-def test_the_command_beside_the_output_can_be_run_again(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert taskvec("apply", "vector", "base", "--scale", -0.5, "-o", out).code == 0
-    first = (out / "model.safetensors").read_bytes()
-    commands = json.loads((out / "taskvec-command.json").read_text())["commands"]
-    assert commands == [["taskvec", "apply", "vector", "base", "--scale", "-0.5", "-o", str(out)]]
-    assert taskvec(*commands[0][1:], "--overwrite").code == 0
-    assert (out / "model.safetensors").read_bytes() == first
-
-
-@pytest.mark.parametrize("option", [["--token", SECRET], [f"--token={SECRET}"]])
-def test_tokens_are_nowhere(taskvec: Run, edited: Edited, tmp_path: Path, option: list[str]) -> None:
-    answer = taskvec("extract", "base", "tuned", "-o", tmp_path / "out", *option)
-    stored = (tmp_path / "out" / "taskvec-command.json").read_text()
-    assert SECRET not in stored + answer.out + answer.err and "--token" not in stored
-    failed = taskvec("show", f"me/{SECRET}", *option, "--json")
-    assert failed.code == 1 and SECRET not in failed.out + failed.err
-
-
-def test_a_token_in_the_environment_is_nowhere(
-    taskvec: Run, edited: Edited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "abcdef-token")
-    out = tmp_path / "abcdef-token"
-    answer = taskvec("extract", "base", "tuned", "-o", out, "--name", "v")
-    assert answer.code == 0
-    assert "abcdef-token" not in (out / "taskvec-command.json").read_text()
-
-
-def test_a_pushed_command_names_no_place_of_this_machine(
-    hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path
-) -> None:
-    assert taskvec("apply", "vector", "base", "-o", tmp_path / "out").code == 0
-    assert taskvec("push", tmp_path / "out", "me/x").code == 0
-    assert "taskvec-command.json" not in hub.files("me/x")  # it has an absolute path
-    for name, data in hub.files("me/x").items():
-        assert str(tmp_path).encode() not in data, name
 
 
 def test_a_report_goes_with_the_model(hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path) -> None:

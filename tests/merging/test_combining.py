@@ -78,7 +78,7 @@ def test_the_rule_and_its_paper_are_in_the_provenance(tmp_path: Path) -> None:
 
 def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: TinyModels, tmp_path: Path) -> None:
     from hf_taskvec.publishing.model_card import card_for
-    from hf_taskvec.publishing.notation import evaluate
+    from hf_taskvec.publishing.notation import evaluate_expression
     from hf_taskvec.publishing.written_folder import open_artifact
 
     pair = models.pair("phi")
@@ -91,27 +91,27 @@ def test_the_card_shows_the_rule_its_paper_and_code_that_merges_again(models: Ti
     code = "vector = combine([a, b.filter(include=['*.weight'])], 'ties', weights=[1.0, -0.5], density=0.5)"
     assert code in card
     # The notation is what the command line takes.
-    again = evaluate(merged.expression, vectors)
+    again = evaluate_expression(merged.expression, vectors)
     name = "model.layers.0.mlp.fc1.weight"
     assert again.expression == merged.expression and torch.equal(again.dense(name), merged.dense(name))
     with pytest.raises(MissingNameError, match="Did you mean 'ties'"):
-        evaluate("combine([a, b], 'tise')", vectors)
+        evaluate_expression("combine([a, b], 'tise')", vectors)
     with pytest.raises(BadValueError, match="takes a plain value"):
-        evaluate("combine([a, b], 'ties', density=a)", vectors)
+        evaluate_expression("combine([a, b], 'ties', density=a)", vectors)
     with pytest.raises(BadValueError, match="no place in an expression"):
-        evaluate("combine(a, b)", vectors)
+        evaluate_expression("combine(a, b)", vectors)
 
 
 @pytest.mark.parametrize("rule", sorted(rules()))
 @pytest.mark.parametrize("weights", [None, [0.5, 1.75], [1.0, -0.5], [1.0, 0.0]])
 def test_the_expression_merges_again(rule: str, weights: list[float] | None) -> None:
     """To the last bit, or to the twelve digits of the coefficients of a sum; also where two vectors had one name."""
-    from hf_taskvec.publishing.notation import evaluate
+    from hf_taskvec.publishing.notation import evaluate_expression
 
     a, b = (vector.named("v") for vector in some_vectors(2))
     options = OPTIONS.get(rule, {}) | ({"normalize": "weight"} if rule == "ties" else {})
     merged = combine([a, b], rule, weights, **options)
-    again = evaluate(merged.expression, {"v": a, "v_2": b.named("v_2")})
+    again = evaluate_expression(merged.expression, {"v": a, "v_2": b.named("v_2")})
     assert set(again) == set(merged) and again.expression == merged.expression
     most = 1e-11 if rules()[rule].linear else 0.0
     for name in merged:

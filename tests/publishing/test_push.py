@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from peft import PeftModel
 from support import tiny_models
 from support.edited_model import Edited
 from support.hub_server import OTHER_TOKEN, HubServer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, HubError, LeakError, MismatchError, MissingFileError, UnsupportedError
+from hf_taskvec.errors import BadValueError, HubError, LeakError, MismatchError, MissingFileError
 from hf_taskvec.evaluation import UnlearningReport, load_book
-from hf_taskvec.publishing.push import push_adapter, push_folder, push_merged, push_vector
+from hf_taskvec.publishing import push_folder
 
 REPO = "me/forget"
 
@@ -37,7 +36,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-# The three kinds, and back
+# A merged model, and back
 
 
 def test_a_merged_model_in_one_commit(hub: HubServer, edited: Edited, merged: Path) -> None:
@@ -85,52 +84,6 @@ def test_a_report_of_another_edit_is_refused(hub: HubServer, edited: Edited, tmp
     with pytest.raises(MismatchError, match="report is of another edit"):
         push_folder(other, REPO, report=edited.report)
     assert hub.count("POST") == 0
-
-
-def test_a_task_vector(hub: HubServer, edited: Edited) -> None:
-    pushed = edited.vector.push_to_hub("me/vector", private=True, commit_message="The vector")
-    assert hub.history("me/vector")[0].title == "The vector"
-    back = TaskVector.load("me/vector", revision=pushed.commit)
-    assert back.expression == edited.vector.expression
-    for name in edited.vector:
-        assert torch.equal(back.dense(name), edited.vector.dense(name))
-    with pytest.raises(MissingFileError):
-        TaskVector.load("me/vector", token=OTHER_TOKEN)  # it is private
-
-
-def test_an_adapter(hub: HubServer, edited: Edited) -> None:
-    hub.add_repo("me/base", edited.pair.base)
-    hub.add_repo("me/tuned", edited.pair.tuned)
-    vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(include="*proj*").compress(rank=4)
-    push_adapter(vector, "me/adapter", scale=-1.0)
-    base = AutoModelForCausalLM.from_pretrained("me/base")
-    loaded = PeftModel.from_pretrained(base, "me/adapter").merge_and_unload()
-    model = AutoModelForCausalLM.from_pretrained("me/base")
-    with vector.applied_to(model, -1.0):
-        expected = state(model)
-    assert all(torch.allclose(loaded.state_dict()[name], expected[name], atol=1e-6) for name in expected)
-    # transformers finds the base by the name that the pushed config has.
-    assert AutoModelForCausalLM.from_pretrained("me/adapter") is not None
-    # An adapter on the Hub is a source for further vectors.
-    assert TaskVector.from_adapter("me/adapter").cosine(vector) == pytest.approx(-1.0, abs=1e-6)
-
-
-def test_a_merge_is_pushed_without_a_folder_of_the_users(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
-    pushed = edited.vector.push_to_hub(REPO, base=edited.pair.base, scale=-0.5)
-    merged = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-0.5)
-    assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
-    assert len(hub.history(REPO)) == 2 and pushed.changed
-
-
-def test_a_scaled_vector_is_pushed_as_such(hub: HubServer, edited: Edited) -> None:
-    edited.vector.push_to_hub("me/vector", scale=-0.5)
-    assert TaskVector.load("me/vector").expression == "-0.5*tuned"
-
-
-def test_a_merge_is_pushed_by_one_process(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UnsupportedError, match="in the main one"):
-        push_merged(edited.vector, edited.pair.base, REPO)
 
 
 def test_bases_and_books_from_the_hub_by_revision(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
@@ -290,7 +243,7 @@ def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_p
     assert hub.files(REPO)["recipe.yaml"] == b"scale: -0.6"
 
 
-# Progress and memory
+# Progress
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -307,39 +260,3 @@ def test_a_progress_bar(
     finally:
         disable_progress_bars() if was_off else enable_progress_bars()
     assert ("model.safetensors: 100%" in capfd.readouterr().err) is shown
-
-
-def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
-    """A model of 150 MB is merged and pushed; the peak of anonymous memory does not follow its size."""
-    base = tiny_models.make("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
-    pair = tiny_models.save_pair(tmp_path, base, tiny_models.tuned_copy(base))
-    size = sum(path.stat().st_size for path in pair.base.glob("*.safetensors")) / 2**20
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, threading, time\n"
-        "from hf_taskvec import TaskVector\n"
-        "import hf_taskvec.publishing.push, huggingface_hub.hf_api, hf_taskvec.application.to_checkpoint\n"
-        "def anonymous():\n"
-        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
-        "vector = TaskVector.from_finetuned(sys.argv[1], sys.argv[2])\n"
-        "before, peak, done = anonymous(), [0], []\n"
-        "def watch():\n"
-        "    while not done:\n"
-        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.002)\n"
-        "thread = threading.Thread(target=watch); thread.start()\n"
-        "vector.push_to_hub('me/large', base=sys.argv[1], scale=-0.5)\n"
-        "done.append(1); thread.join()\n"
-        "print((peak[0] - before) / 1024)\n"
-    )
-    run = [sys.executable, str(script), str(pair.base), str(pair.tuned)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert size > 150
-    assert float(done.stdout.splitlines()[-1]) < 100  # 50 with one thread, for any size of the model
-    assert len(hub.files("me/large")["model.safetensors"]) > 150 * 2**20
-
-
-def test_push_vector_and_push_merged_are_functions_too(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
-    assert push_vector(edited.vector, "me/v").changed
-    assert push_merged(edited.vector, edited.pair.base, REPO, scale=-1, work_folder=tmp_path).changed
-    assert list(tmp_path.iterdir()) == []  # the temporary model is gone

@@ -1,0 +1,56 @@
+"""`taskvec compare`: the cosines of vectors."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hf_taskvec.atomic import write_bytes
+from hf_taskvec.cli.arguments import DebugOption, JsonOption, TokenOption, load_vector, named_paths
+from hf_taskvec.cli.command_record import record_command
+from hf_taskvec.cli.results import CommandResult, layer_title, text_table
+from hf_taskvec.errors import BadValueError
+
+
+def compare_command(
+    vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR", help="Two vectors or more.")],
+    plot: Annotated[
+        Path | None, typer.Option("--plot", "-o", metavar="FILE.png", help="Draw the cosines as a heat map.")
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+    token: TokenOption = None,
+) -> None:
+    """Compare vectors: their cosines, for two also layer by layer.
+
+    Vectors that point the same way (cosine near 1) change the model alike; at 0 they do not touch each other.
+    """
+    from hf_taskvec.analysis import cosine_matrix
+    from hf_taskvec.figures import render
+
+    paths = named_paths(vectors)
+    if len(paths) < 2:
+        raise BadValueError("compare takes at least two vectors.")
+    found = {name: load_vector(path, name, token) for name, path in paths.items()}
+    cosines = cosine_matrix(found)
+    names = cosines.names
+    values: dict[str, Any] = {"names": names, "cosines": cosines.total, "norms": cosines.norms}
+    rows = [(name, *(f"{value:+.4f}" for value in row)) for name, row in zip(names, cosines.total, strict=True)]
+    lines = [text_table("Cosines", ["", *names], rows)]
+    if len(names) == 2:
+        layers = {layer_title(layer): matrix[0][1] for layer, matrix in cosines.by_layer.items()}
+        parameters = {name: matrix[0][1] for name, matrix in cosines.by_parameter.items()}
+        # Where one of the two changes nothing there is no cosine, and JSON has no nan.
+        values["layers"], values["parameters"] = (
+            {name: value for name, value in each.items() if value == value} for each in (layers, parameters)
+        )
+        shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
+        lines += ["", text_table("Cosine of each layer", ["layer", "cosine"], shown)]
+    if plot is not None:
+        data = render({"plot": cosines.parts_figure if len(names) == 2 else cosines.figure})["plot.png"]
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(plot, data)
+        record_command(plot)
+        values["plot"] = str(plot)
+        lines += ["", f"{plot}: written"]
+    CommandResult(values, lines).show(json)

@@ -1,0 +1,60 @@
+"""`taskvec extract`: what a fine-tune changed in its base."""
+
+from typing import Annotated, Literal, cast
+
+import typer
+
+from hf_taskvec import filenames
+from hf_taskvec.cli.arguments import (
+    DebugOption,
+    DryRunOption,
+    JsonOption,
+    OutputOption,
+    OverwriteOption,
+    StoredDtypeOption,
+    TokenOption,
+)
+from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
+from hf_taskvec.cli.outputs import check_output, save_vector
+from hf_taskvec.errors import BadValueError
+
+
+def extract_command(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="BASE TUNED | ADAPTER", help="Base and fine-tune (full, or an adapter of it)."),
+    ],
+    output: OutputOption,
+    name: Annotated[str | None, typer.Option(help="What expressions call the vector.")] = None,
+    vocabulary: Annotated[
+        str | None, typer.Option(help="If the embeddings differ in size: truncate or extend.")
+    ] = None,
+    dtype: StoredDtypeOption = None,
+    reference: Annotated[bool, typer.Option("--reference", help="Store no tensors, only where they are.")] = False,
+    overwrite: OverwriteOption = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+    token: TokenOption = None,
+) -> None:
+    """Make a task vector: what a fine-tune changed in its base.
+
+    taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
+    """
+    from hf_taskvec.extraction.from_any import kind_of, open_vector
+
+    if len(models) > 2:
+        raise BadValueError(f"extract takes a base and a fine-tune, or an adapter, not {len(models)} models.")
+    check_output(output, filenames.VECTOR_RECORD, overwrite)
+    if dry_run:
+        sizes = {where: weights_size(where, token) for where in models}
+        written = 0 if reference else list(sizes.values())[-1]
+        return DryRun(sizes, {output.name: written}, STREAMING_MEMORY).result(output).show(json)
+    base = models[0] if len(models) == 2 else None
+    kind, shown = kind_of(models[-1], base, token)
+    if kind == "vector":
+        raise BadValueError(f"{shown} is a task vector already.")
+    checked_there = cast("Literal['truncate', 'extend'] | None", vocabulary)
+    vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, token=token)
+    save_vector(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
+    return None

@@ -1,0 +1,154 @@
+"""Vectors pushed as themselves, as merged models and as adapters, over real HTTP to the loopback server."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from support import tiny_models
+from support.edited_model import Edited
+from support.hub_server import OTHER_TOKEN, HubServer
+from transformers import AutoModelForCausalLM
+
+from hf_taskvec import TaskVector
+from hf_taskvec.errors import MissingFileError, UnsupportedError
+from hf_taskvec.publishing import push_adapter, push_merged, push_vector
+
+REPO = "me/forget"
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_a_task_vector(hub: HubServer, edited: Edited) -> None:
+    pushed = edited.vector.push_to_hub("me/vector", private=True, commit_message="The vector")
+    assert hub.history("me/vector")[0].title == "The vector"
+    back = TaskVector.load("me/vector", revision=pushed.commit)
+    assert back.expression == edited.vector.expression
+    for name in edited.vector:
+        assert torch.equal(back.dense(name), edited.vector.dense(name))
+    with pytest.raises(MissingFileError):
+        TaskVector.load("me/vector", token=OTHER_TOKEN)  # it is private
+
+
+def test_an_adapter(hub: HubServer, edited: Edited) -> None:
+    hub.add_repo("me/base", edited.pair.base)
+    hub.add_repo("me/tuned", edited.pair.tuned)
+    vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(include="*proj*").compress(rank=4)
+    vector.push_adapter_to_hub("me/adapter", scale=-1.0)
+    base = AutoModelForCausalLM.from_pretrained("me/base")
+    loaded = PeftModel.from_pretrained(base, "me/adapter").merge_and_unload()
+    model = AutoModelForCausalLM.from_pretrained("me/base")
+    with vector.applied_to(model, -1.0):
+        expected = state(model)
+    assert all(torch.allclose(loaded.state_dict()[name], expected[name], atol=1e-6) for name in expected)
+    # transformers finds the base by the name that the pushed config has.
+    assert AutoModelForCausalLM.from_pretrained("me/adapter") is not None
+    # An adapter on the Hub is a source for further vectors.
+    assert TaskVector.from_adapter("me/adapter").cosine(vector) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_a_merge_is_pushed_without_a_folder_of_the_users(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    pushed = edited.vector.push_merged_to_hub(REPO, edited.pair.base, scale=-0.5)
+    merged = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-0.5)
+    assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
+    assert len(hub.history(REPO)) == 2 and pushed.changed
+
+
+def test_a_scaled_vector_is_pushed_as_such(hub: HubServer, edited: Edited) -> None:
+    (-0.5 * edited.vector).push_to_hub("me/vector")
+    assert TaskVector.load("me/vector").expression == "-0.5*tuned"
+
+
+def test_a_merge_is_pushed_by_one_process(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedError, match="in the main one"):
+        push_merged(edited.vector, REPO, edited.pair.base)
+
+
+def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
+    """A model of 150 MB is merged and pushed; the peak of anonymous memory does not follow its size."""
+    base = tiny_models.make("llama", hidden_size=1024, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
+    pair = tiny_models.save_pair(tmp_path, base, tiny_models.tuned_copy(base))
+    size = sum(path.stat().st_size for path in pair.base.glob("*.safetensors")) / 2**20
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, time\n"
+        "from hf_taskvec import TaskVector\n"
+        "import hf_taskvec.publishing.push_without_folder, huggingface_hub.hf_api, hf_taskvec.application.to_checkpoint\n"
+        "def anonymous():\n"
+        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "vector = TaskVector.from_finetuned(sys.argv[1], sys.argv[2])\n"
+        "before, peak, done = anonymous(), [0], []\n"
+        "def watch():\n"
+        "    while not done:\n"
+        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.002)\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "vector.push_merged_to_hub('me/large', sys.argv[1], scale=-0.5)\n"
+        "done.append(1); thread.join()\n"
+        "print((peak[0] - before) / 1024)\n"
+    )
+    run = [sys.executable, str(script), str(pair.base), str(pair.tuned)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert size > 150
+    assert float(done.stdout.splitlines()[-1]) < 100  # 50 with one thread, for any size of the model
+    assert len(hub.files("me/large")["model.safetensors"]) > 150 * 2**20
+
+
+def test_push_vector_and_push_merged_are_functions_too(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    assert push_vector(edited.vector, "me/v").changed
+    assert push_merged(edited.vector, REPO, edited.pair.base, scale=-1, work_folder=tmp_path).changed
+    assert list(tmp_path.iterdir()) == []  # the temporary model is gone
+
+
+def test_the_options_of_each_kind_reach_what_writes_it(hub: HubServer, edited: Edited) -> None:
+    edited.vector.push_merged_to_hub(REPO, edited.pair.base, dtype="bfloat16", max_shard_size="60KB")
+    names = set(hub.files(REPO))
+    assert "model.safetensors.index.json" in names and "model.safetensors" not in names
+    assert AutoModelForCausalLM.from_pretrained(REPO, dtype="auto").dtype == torch.bfloat16
+    small = edited.vector.compress(rank=2)
+    with pytest.raises(UnsupportedError, match="not low-rank"):
+        push_adapter(small, "me/adapter", base=edited.pair.base)
+    push_adapter(small, "me/adapter", base=edited.pair.base, base_model_name_or_path="me/base", dense="drop")
+    assert json.loads(hub.files("me/adapter")["adapter_config.json"])["base_model_name_or_path"] == "me/base"
+
+
+def test_a_base_is_taken_at_its_revision_and_the_push_goes_to_another(hub: HubServer, edited: Edited) -> None:
+    first = hub.add_repo("me/base", edited.pair.base)
+    hub.add_repo("me/base", edited.pair.tuned)  # main moves on
+    pushed = edited.vector.push_merged_to_hub(REPO, "me/base", base_revision=first, revision="forget-v1")
+    assert set(hub.files(REPO)) == {".gitattributes"}
+    record = json.loads(hub.files(REPO, "forget-v1")["taskvec_apply.json"])
+    assert record["base"]["revision"] == first and pushed.changed
+
+
+def test_the_card_of_each_kind_has_the_options_for_it(hub: HubServer, edited: Edited) -> None:
+    low_rank = edited.vector.filter(include="*proj*").compress(rank=2)
+    low_rank.push_to_hub("me/v", base_model="me/base", purpose="to see it", datasets=["me/books"])
+    low_rank.push_adapter_to_hub(
+        "me/a", base=edited.pair.base, base_model="me/base", purpose="to see it", datasets=["me/books"]
+    )
+    low_rank.push_merged_to_hub(
+        REPO,
+        edited.pair.base,
+        base_model="me/base",
+        purpose="to see it",
+        datasets=["me/books"],
+        commit_description="Why.",
+    )
+    assert hub.history(REPO)[0].message == "Why."
+    for repository in ("me/v", "me/a", REPO):
+        card = hub.files(repository)["README.md"].decode()
+        assert "to see it." in card and "me/books" in card and "base_model: me/base\n" in card, repository
+
+
+@pytest.mark.parametrize("push", [push_merged, push_adapter, push_vector, TaskVector.push_to_hub])
+def test_an_option_that_does_not_exist_is_no_option(edited: Edited, push: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="privat"):
+        push(edited.vector, REPO, privat=True)
