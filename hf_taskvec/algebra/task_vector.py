@@ -15,6 +15,7 @@ import torch
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.deltas import Dense, LowRank
 from hf_taskvec.algebra.low_rank import Target, compress
+from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS, parse_dtype
 from hf_taskvec.algebra.sources import InMemory, Source, describe, fingerprint
@@ -27,7 +28,6 @@ from hf_taskvec.errors import (
     did_you_mean,
     some,
 )
-from hf_taskvec.models.layout import is_vocabulary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

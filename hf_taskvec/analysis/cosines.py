@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
-from hf_taskvec.models.layout import layer_of
 from hf_taskvec.threads import workers
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ def parts_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of two vectors: layers down, parts across; what lies outside the layers has a row of its own."""
     from matplotlib.figure import Figure
 
+    from hf_taskvec.algebra.parameter_names import layer_of, part_of
     from hf_taskvec.analysis.cosines import OUTSIDE
-    from hf_taskvec.models.layout import layer_of, part_of
 
     cells = {}
     for name, matrix in cosines.by_parameter.items():

@@ -14,13 +14,13 @@ import torch
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.deltas import Dense
 from hf_taskvec.algebra.low_rank import Target, compress
+from hf_taskvec.algebra.parameter_names import perhaps_conv1d
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.spectral_norm import Part, Room, norms_of, threads_for
 from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.layout import perhaps_conv1d
 from hf_taskvec.models.matrix_kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of, stores_transposed
 from hf_taskvec.threads import workers
 

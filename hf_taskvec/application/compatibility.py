@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from hf_taskvec.algebra.deltas import Rows
+from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import ChangedSourceError, MismatchError, some
 from hf_taskvec.models.checkpoint import Checkpoint
-from hf_taskvec.models.layout import is_vocabulary
 
 
 def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False, may_grow: bool = False) -> None:

@@ -11,6 +11,7 @@ import torch
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.deltas import LowRank
 from hf_taskvec.algebra.low_rank import stacked_factors
+from hf_taskvec.algebra.parameter_names import perhaps_conv1d, perhaps_tied
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum
@@ -20,7 +21,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, read_json
-from hf_taskvec.models.layout import Layout, layout_of_config, perhaps_conv1d, perhaps_tied
+from hf_taskvec.models.layout import Layout, layout_of_config
 
 _CONFIG = "adapter_config.json"
 MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in

@@ -150,7 +150,7 @@ def show(
 
 
 def _by_layer(values: dict[str, float]) -> dict[str, float]:
-    from hf_taskvec.models.layout import layer_of
+    from hf_taskvec.algebra.parameter_names import layer_of
 
     sums: dict[str, float] = {}
     for name, value in values.items():

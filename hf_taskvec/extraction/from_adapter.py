@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, row_difference
+from hf_taskvec.algebra.parameter_names import is_vocabulary, perhaps_conv1d
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import InMemory, Source, Transposed, fingerprint
@@ -28,14 +29,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.models.checkpoint import ADAPTER_WEIGHTS, Checkpoint, Home, locate, open_files, read_json
-from hf_taskvec.models.layout import (
-    Layout,
-    is_peft_model,
-    is_vocabulary,
-    layout_of_config,
-    layout_of_model,
-    perhaps_conv1d,
-)
+from hf_taskvec.models.layout import Layout, is_peft_model, layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows, tile_rows
 from hf_taskvec.algebra.exact_difference import exact_difference
+from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
 from hf_taskvec.algebra.sources import InMemory, RowsOf, Source
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
-from hf_taskvec.models.layout import is_peft_model, is_vocabulary
+from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
 
 _VOCABULARY = ("truncate", "extend")

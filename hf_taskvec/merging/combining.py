@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector, check_shape
 from hf_taskvec.errors import BadValueError, MismatchError, some
 from hf_taskvec.merging.rules_by_name import Change, Parameter, Rule, find_rule
-from hf_taskvec.models.layout import layer_of
 
 
 def combine(

@@ -15,9 +15,9 @@ import torch
 
 from hf_taskvec.algebra.computed_deltas import Computed, Factored, Statistic, TileFunction
 from hf_taskvec.algebra.deltas import LowRank
+from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
-from hf_taskvec.models.layout import layer_of
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which matrix of a transformer a parameter is: its layer, its kind (Q, K, V, O, QKV, MLP-1, MLP-2), fused or not.
 
-Names are the canonical ones (`names.py`), so one table serves files, live models and vectors.
+Names are the canonical ones (`layout.py`), so one table serves files, live models and vectors.
 """
 
 import re
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hf_taskvec.algebra.parameter_names import perhaps_conv1d
 from hf_taskvec.errors import MismatchError
-from hf_taskvec.models.layout import perhaps_conv1d
 
 Kind = Literal["Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2"]
 KINDS: tuple[Kind, ...] = ("Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2")

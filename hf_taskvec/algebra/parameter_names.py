@@ -1,0 +1,59 @@
+"""What the name of a parameter tells about it: its layer, its part, and whether it belongs to the vocabulary.
+
+Names are canonical ones, as transformers writes them to disk.
+"""
+
+import re
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
+_VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|lm_head)\.(weight|bias)$")
+# Layers that GPT-2 stores transposed and GPT-Neo or GPTBigCode, by the same names, as they are.
+_PERHAPS_CONV1D = re.compile(r"(^|\.)h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight$")
+_PERHAPS_TIED = re.compile(r"(^|\.)(embed_\w+|wte|wpe|word_embeddings)\.weight$")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a parameter belongs to, if any.
+
+    >>> layer_of("transformer.h.11.ln_1.bias"), layer_of("lm_head.weight")
+    (11, None)
+    """
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def part_of(name: str) -> str:
+    """What a parameter is within its layer, or within the model.
+
+    >>> part_of("model.layers.3.mlp.up_proj.weight"), part_of("model.embed_tokens.weight")
+    ('mlp.up_proj', 'embed_tokens')
+    """
+    found = _LAYER.search(name)
+    return (name[found.end() :] if found else name.removeprefix("model.")).removesuffix(".weight")
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a parameter has one row for each token.
+
+    >>> is_vocabulary("transformer.wte.weight"), is_vocabulary("transformer.h.0.mlp.c_fc.weight")
+    (True, False)
+    """
+    return bool(_VOCABULARY.search(name))
+
+
+def perhaps_conv1d(name: str) -> bool:
+    """Whether it takes the base's config to tell if a weight of this name is stored transposed.
+
+    >>> perhaps_conv1d("transformer.h.0.attn.c_proj.weight"), perhaps_conv1d("model.layers.0.mlp.fc1.weight")
+    (True, False)
+    """
+    return bool(_PERHAPS_CONV1D.search(name))
+
+
+def perhaps_tied(name: str) -> bool:
+    """Whether a parameter is an embedding, by its name: it takes the base's config to tell if a head shares it.
+
+    >>> perhaps_tied("transformer.wte.weight"), perhaps_tied("lm_head.weight")
+    (True, False)
+    """
+    return bool(_PERHAPS_TIED.search(name))
