@@ -27,8 +27,9 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
-from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, parse_size, shard
+from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
 from hf_taskvec.models.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
+from hf_taskvec.sizes import parse_size
 from hf_taskvec.threads import workers
 
 RECORD = "taskvec_apply.json"

@@ -39,7 +39,7 @@ from hf_taskvec.errors import (
     UnsupportedError,
 )
 from hf_taskvec.files.output_folder import new_folder
-from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, parse_size, shard
+from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
 from hf_taskvec.models.checkpoint import (
     ADAPTER_WEIGHTS,
     WEIGHTS,
@@ -50,6 +50,7 @@ from hf_taskvec.models.checkpoint import (
     open_files,
     read_json,
 )
+from hf_taskvec.sizes import parse_size
 
 FORMAT = 1
 JSON_NAME = "taskvec.json"
