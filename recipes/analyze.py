@@ -28,7 +28,8 @@ from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.experiments.unlearning.inputs import read_tokenizer
 from hf_taskvec.extraction.from_any import open_vector
-from hf_taskvec.models.checkpoint import open_checkpoint, split_revision
+from hf_taskvec.hub_names import split_revision
+from hf_taskvec.models.checkpoint import open_checkpoint
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:

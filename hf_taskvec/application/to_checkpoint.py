@@ -26,22 +26,16 @@ from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, OutputError
-from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
+from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
-from hf_taskvec.models.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, open_files
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.companions import COMPANIONS, companions
 from hf_taskvec.sizes import parse_size
 from hf_taskvec.threads import workers
 
 RECORD = "taskvec_apply.json"
 _PROGRESS = ".progress.json"
 _INDEX = "model.safetensors.index.json"
-# What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
-COMPANIONS = (
-    *("*.json", "*.model", "*.model.v*", "*.tiktoken", "vocab*.txt", "merges.txt", "dict.txt", "bpe.codes"),
-    *("*.jinja", "additional_chat_templates/*", "*.py"),
-    *("LICENSE*", "LICENCE*", "NOTICE*"),  # licences ask that they stay with the weights
-)
-_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
 @dataclass(frozen=True)
@@ -116,11 +110,7 @@ def _plan(
     vector: TaskVector, checkpoint: Checkpoint, dtype: torch.dtype | None, max_shard_size: int | str | None
 ) -> dict[str, dict[str, _Tensor]]:
     """File -> its tensors, named and ordered as the base stores them; in its files too, unless a size is given."""
-    assert checkpoint.folder is not None
-    stored = open_files(checkpoint.folder, WEIGHTS)
-    canonical = {
-        checkpoint.stored_as.get(name, name): name for name in checkpoint.layout.place(stored, checkpoint.name)
-    }
+    stored, canonical = checkpoint.stored, checkpoint.canonical_of
     tensors: dict[str, _Tensor] = {}
     for raw, source in stored.items():
         name = canonical.get(raw, raw)
@@ -163,7 +153,7 @@ def _check_space(final: Path, files: Mapping[str, Mapping[str, _Tensor]]) -> Non
     needed = sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
     place = next(folder for folder in final.absolute().parents if folder.exists())
     part = unfinished(final)
-    held = sum(file.stat().st_blocks * 512 for file in part.iterdir()) if part.exists() else 0
+    held = bytes_on_disk(part) if part.exists() else 0
     free = shutil.disk_usage(place).free + held
     if free < needed:
         raise OutputError(
@@ -297,7 +287,7 @@ def _note(part: Path, done: Mapping[str, str], job: str | None = None) -> None:
     job = job or json.loads(path.read_text("utf-8"))["job"]
     fresh = part / f"{_PROGRESS}.new"
     fresh.write_text(json.dumps({"job": job, "files": dict(done)}), "utf-8")
-    fresh.rename(path)
+    fresh.replace(path)
 
 
 def _digest(path: Path) -> str:
@@ -357,9 +347,3 @@ def _grown_vocabulary(files: Mapping[str, Mapping[str, _Tensor]]) -> dict[str, i
     tensors = [tensor for each in files.values() for tensor in each.values()]
     grown = {t.spec.shape[0] for t in tensors if t.spec.shape[:1] != t.source.shape[:1]}
     return {"vocab_size": grown.pop()} if grown else {}
-
-
-def companions(folder: Path) -> list[Path]:
-    """The files of a model folder beside its weights: config, tokenizer, code."""
-    found = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in found if not any(path.match(pattern) for pattern in _NOT_COMPANIONS))

@@ -183,7 +183,7 @@ def weights_size(where: str, token: str | None = None) -> int | None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    from hf_taskvec.models.checkpoint import split_revision
+    from hf_taskvec.hub_names import split_revision
 
     name, revision = split_revision(where, None)
     try:

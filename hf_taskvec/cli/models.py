@@ -270,7 +270,8 @@ def _load(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
 
     from hf_taskvec.algebra.rounding import parse_dtype
     from hf_taskvec.evaluation.asking.asking import processes
-    from hf_taskvec.models.checkpoint import locate, split_revision
+    from hf_taskvec.hub_names import split_revision
+    from hf_taskvec.models.locations import locate
 
     locate(model, None, token, ["config.json"])  # our own words for what is not there
     where, revision = (model, None) if Path(model).is_dir() else split_revision(model, None)

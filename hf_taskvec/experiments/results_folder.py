@@ -8,7 +8,7 @@ from typing import Any
 from hf_taskvec.errors import OutputError
 from hf_taskvec.evaluation.asking.asking import processes
 from hf_taskvec.evaluation.asking.finished_passages import ensure_writable
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 
 CONFIG = "config.json"
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.

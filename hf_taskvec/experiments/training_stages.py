@@ -91,7 +91,7 @@ def say(text: str) -> None:
 
 
 def _identity(base: "str | Path | PreTrainedModel") -> str:
-    return open_checkpoint(base).fingerprint if isinstance(base, str | Path) else model_fingerprint(base)
+    return open_checkpoint(base).sampled_fingerprint if isinstance(base, str | Path) else model_fingerprint(base)
 
 
 def _rows(blocks: "datasets.Dataset") -> str:

@@ -28,9 +28,13 @@ from hf_taskvec.errors import (
     some,
 )
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.checkpoint import ADAPTER_WEIGHTS, Checkpoint, Home, locate, open_files, read_json
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.checkpoint import Checkpoint
 from hf_taskvec.models.layout import Layout, is_peft_model, layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.models.locations import Location, locate
+from hf_taskvec.models.tensor_files import open_files
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -163,12 +167,12 @@ def _named_base(adapter: _Adapter, layout: Layout) -> ModelRecord | None:
 
 def _stored_adapter(where: str | Path, revision: str | None, token: str | bool | None) -> _Adapter:
     folder, name, commit = locate(where, revision, token, ["adapter_*"])
-    if not (folder / "adapter_config.json").exists():
+    if not (folder / ADAPTER_CONFIG).exists():
         raise MissingFileError(
-            f"{name} has no adapter_config.json. Is it a PEFT adapter? See from_finetuned() for models."
+            f"{name} has no {ADAPTER_CONFIG}. Is it a PEFT adapter? See from_finetuned() for models."
         )
-    tensors = open_files(folder, ADAPTER_WEIGHTS, Home(name, commit) if commit else None)
-    return _Adapter(name, read_json(folder / "adapter_config.json"), tensors, commit)
+    tensors = open_files(folder, ADAPTER_WEIGHTS, Location(name, commit) if commit else None)
+    return _Adapter(name, read_json(folder / ADAPTER_CONFIG), tensors, commit)
 
 
 def _live_adapter(model: Any, adapter_name: str | None) -> _Adapter:
@@ -210,8 +214,8 @@ def _base_of(
         return _Base(None, Layout(), "the adapter's config names no base")
     revision = revision if base else adapter.config.get("revision")
     try:
-        folder, _, _ = locate(where, revision, token, ["config.json"])
-        config = read_json(folder / "config.json") if (folder / "config.json").exists() else None
+        folder, _, _ = locate(where, revision, token, [CONFIG])
+        config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else None
     except TaskVectorError:
         if base is not None:
             raise
@@ -275,7 +279,7 @@ def _check_config(adapter: _Adapter) -> None:
 
 
 def _senseless(adapter: _Adapter, key: str, value: object) -> CorruptFileError:
-    return CorruptFileError(f"{adapter.name}: {key}={value!r} in adapter_config.json makes no sense. Save it again.")
+    return CorruptFileError(f"{adapter.name}: {key}={value!r} in {ADAPTER_CONFIG} makes no sense. Save it again.")
 
 
 def _terms(adapter: _Adapter, base: _Base) -> dict[str, list[Term]]:

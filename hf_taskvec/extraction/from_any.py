@@ -5,8 +5,9 @@ from typing import Literal
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.filenames import MODEL_WEIGHTS
 from hf_taskvec.files.vector_format import JSON_NAME
-from hf_taskvec.models.checkpoint import WEIGHTS, locate
+from hf_taskvec.models.locations import locate
 
 _ADAPTER = "adapter_config.json"
 
@@ -56,6 +57,6 @@ def kind_of(
     folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
     if (folder / JSON_NAME).exists():
         return "vector", shown
-    is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
+    is_whole = commit is None and any((folder / file).exists() for file in MODEL_WEIGHTS)
     is_adapter = (folder / _ADAPTER).exists() and not (is_whole and base is not None)
     return ("adapter" if is_adapter else "model"), shown

@@ -152,3 +152,10 @@ def _bring_back(output: Path) -> None:
     """Give an earlier output its name again, if replacing it was interrupted."""
     if _replaced(output).exists() and not output.exists():
         _replaced(output).rename(output)
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """How much of the disk the files of a folder take: less than their sizes, if parts were never written."""
+    stats = [path.stat() for path in folder.iterdir()]
+    # Windows counts no blocks, and gives a file all of its size at once.
+    return sum(stat.st_blocks * 512 if hasattr(stat, "st_blocks") else stat.st_size for stat in stats)

@@ -38,18 +38,12 @@ from hf_taskvec.errors import (
     MissingFileError,
     UnsupportedError,
 )
+from hf_taskvec.filenames import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
-from hf_taskvec.models.checkpoint import (
-    ADAPTER_WEIGHTS,
-    WEIGHTS,
-    Home,
-    StoredTensor,
-    TensorFile,
-    locate,
-    open_files,
-    read_json,
-)
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.locations import Location, locate
+from hf_taskvec.models.tensor_files import StoredTensor, TensorFile, open_files
 from hf_taskvec.sizes import parse_size
 
 FORMAT = 1
@@ -269,7 +263,7 @@ def _reference(tensors: Mapping[str, _Written]) -> dict[str, Any]:
             )
         tensor = stored.read()
         listed[name] = {
-            "checkpoint": checkpoints.setdefault(stored.file.home, len(checkpoints)),
+            "checkpoint": checkpoints.setdefault(stored.file.location, len(checkpoints)),
             "name": stored.name,
             "dtype": dtype_name(each.dtype),
             "shape": list(each.shape),
@@ -413,8 +407,10 @@ def _open_reference(document: dict[str, Any], token: str | bool | None) -> dict[
     for home in document["checkpoints"]:
         where, revision = home["where"], home["revision"]
         folder, _, _ = locate(where, revision, token, ["*.json", "*.safetensors", "*.bin"])
-        again = Home(where, revision) if revision else None  # not the cache, should this be saved as a reference again
-        checkpoints.append(open_files(folder, (*WEIGHTS, *ADAPTER_WEIGHTS), again))
+        again = (
+            Location(where, revision) if revision else None
+        )  # not the cache, should this be saved as a reference again
+        checkpoints.append(open_files(folder, (*MODEL_WEIGHTS, *ADAPTER_WEIGHTS), again))
     opened = {}
     for key, entry in document["tensors"].items():
         tensors = checkpoints[entry["checkpoint"]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, HubError, LeakError, UnsupportedError
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 from hf_taskvec.publishing.card_evaluation import find_report, published_report
 from hf_taskvec.publishing.model_card import card_for, check_card
 from hf_taskvec.publishing.privacy import check_secrets, check_text

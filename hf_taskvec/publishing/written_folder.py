@@ -11,7 +11,7 @@ from hf_taskvec.application.to_adapter import MARKER as ADAPTER_RECORD
 from hf_taskvec.application.to_checkpoint import RECORD as APPLY_RECORD
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
 from hf_taskvec.files.vector_format import JSON_NAME
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 
 Kind = Literal["model", "adapter", "vector"]
 HUB_ID = r"[\w.-]+/[\w.-]+"

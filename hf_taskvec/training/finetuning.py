@@ -13,9 +13,9 @@ import torch
 from accelerate.utils import gather_object
 
 from hf_taskvec._version import __version__
-from hf_taskvec.application.to_checkpoint import companions
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
+from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import model_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.lora import check_targets

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec.errors import CorruptFileError
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 
 RECORD = "training.json"
 VECTORS = "vectors"

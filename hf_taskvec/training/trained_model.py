@@ -13,9 +13,9 @@ import torch
 
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import Model, TaskVector
-from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.training.accelerators import whole

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.algebra.sources import fingerprint
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
-from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.asking.batch_plan import make_tasks
 from hf_taskvec.evaluation.texts.books import Book, Role, Section, load_book
@@ -22,7 +21,12 @@ from hf_taskvec.experiments.training_stages import digest
 from hf_taskvec.experiments.unlearning.config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.checkpoint import ADAPTER_WEIGHTS, locate, open_checkpoint, open_files, read_json
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.companions import COMPANIONS
+from hf_taskvec.models.locations import locate
+from hf_taskvec.models.tensor_files import open_files
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -184,7 +188,7 @@ def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[s
 def _adapter_content(where: str) -> str:
     """A digest of an adapter that is the same for each copy; a vector's own fingerprint knows the files' stamps."""
     folder, _, _ = locate(where, None, None, ["adapter_*"])
-    settings = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": None}
+    settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}
     return digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
 
 
@@ -215,4 +219,4 @@ def _identified(where: "str | Path", base: Any) -> str:
         raise BadValueError(
             f"{found.name} and the base {expected.name} are not of one shape: they do not fit together."
         )
-    return f"{found.name} {found.fingerprint[:16]}"
+    return f"{found.name} {found.sampled_fingerprint[:16]}"
