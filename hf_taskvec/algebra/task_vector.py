@@ -231,19 +231,20 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
 
         With `verify` each tensor's checksum is checked when it is first used.
         """
-        from hf_taskvec.files.vector_format import load
+        from hf_taskvec.files.load_vector import load
 
         return load(folder, revision=revision, token=token, verify=verify)
 
     def save(
         self,
-        folder: str | Path,
+        output: str | Path,
         *,
         dtype: torch.dtype | str | None = None,
         reference: bool = False,
         overwrite: bool = False,
         max_shard_size: int | str = "5GB",
-    ) -> dict[str, float]:
+        progress: bool | None = None,
+    ) -> Path:
         """Write the vector to a folder: `taskvec.json`, which a person can read, and safetensors files.
 
         Factors are stored as factors. Dense differences are stored losslessly: in the smallest dtype in which they
@@ -255,19 +256,21 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
                 reference to a model in a folder stores that folder's path, so it is of use on this machine only.
             overwrite: replace a task vector that is already in the folder.
             max_shard_size: the largest size of one file.
+            progress: show a progress bar; on a terminal only, if not given.
 
         Returns:
-            The relative error of each parameter that the chosen `dtype` cannot hold exactly (empty when lossless).
+            The folder. `files.save_vector.rounding_errors` tells what a `dtype` loses.
         """
-        from hf_taskvec.files.vector_format import save
+        from hf_taskvec.files.save_vector import save
 
         return save(
             self,
-            folder,
+            output,
             dtype=None if dtype is None else parse_dtype(dtype),
             reference=reference,
             overwrite=overwrite,
             max_shard_size=max_shard_size,
+            progress=progress,
         )
 
     # Using it.

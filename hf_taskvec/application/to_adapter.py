@@ -18,6 +18,7 @@ from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
+from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 from hf_taskvec.json_files import read_json
@@ -25,7 +26,6 @@ from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import locate
 
-_CONFIG = "adapter_config.json"
 MARKER = "taskvec_adapter.json"  # tells an export from a folder that somebody trained in
 _DENSE = ("refuse", "save", "drop")
 
@@ -83,7 +83,7 @@ def to_adapter(
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         writer.close()
-        (part / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        (part / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
         origin = {
             "library": f"hf_taskvec {__version__}",
             "expression": vector.expression,

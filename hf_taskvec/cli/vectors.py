@@ -64,12 +64,13 @@ def extract(
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """
-    from hf_taskvec.extraction.from_any import kind_of, open_vector
-    from hf_taskvec.files.vector_format import JSON_NAME
+    from hf_taskvec.extraction.from_any import open_vector
+    from hf_taskvec.filenames import VECTOR_RECORD
+    from hf_taskvec.files.contents import kind_of
 
     if len(models) > 2:
         raise BadValueError(f"extract takes a base and a fine-tune, or an adapter, not {len(models)} models.")
-    check_output(output, JSON_NAME, overwrite)
+    check_output(output, VECTOR_RECORD, overwrite)
     if dry_run:
         sizes = {where: weights_size(where, token) for where in models}
         written = 0 if reference else list(sizes.values())[-1]
@@ -84,7 +85,10 @@ def extract(
 
 
 def _save(vector: "TaskVector", output: Path, as_json: bool, **options: Any) -> None:
-    errors = vector.save(output, **options)
+    from hf_taskvec.files.save_vector import rounding_errors
+
+    vector.save(output, **options)
+    errors = rounding_errors(vector, options["dtype"]) if options.get("dtype") is not None else {}
     remember(output)
     nbytes = sum(path.stat().st_size for path in output.iterdir())
     values = {
@@ -228,7 +232,7 @@ def combine(
     rules by name: combine(\\[a, b], "ties", weights=\\[1, -0.5], density=0.2). Python's hf_taskvec.rules() lists them.
     """
     from hf_taskvec.errors import did_you_mean
-    from hf_taskvec.files.vector_format import JSON_NAME
+    from hf_taskvec.filenames import VECTOR_RECORD
     from hf_taskvec.publishing.notation import evaluate, names_in
 
     paths = named_paths(vectors)
@@ -239,7 +243,7 @@ def combine(
             )
     if unused := [name for name in paths if name not in names_in(expression)]:
         raise BadValueError(f"the expression does not use {unused[0]!r}. Leave that argument out, or use it.")
-    check_output(output, JSON_NAME, overwrite)
+    check_output(output, VECTOR_RECORD, overwrite)
     if dry_run:
         sizes = {path: weights_size(path, token) for path in paths.values()}
         written = sum(value or 0 for value in sizes.values())
@@ -265,12 +269,12 @@ def compress(
 
     Give one of --rank, --energy and --tolerance.
     """
-    from hf_taskvec.files.vector_format import JSON_NAME
+    from hf_taskvec.filenames import VECTOR_RECORD
 
     given = [value for value in (rank, energy, tolerance) if value is not None]
     if len(given) != 1:
         raise BadValueError("give one of --rank, --energy and --tolerance.")
-    check_output(output, JSON_NAME, overwrite)
+    check_output(output, VECTOR_RECORD, overwrite)
     found = load_vector(vector, token=token)
     if dry_run:
         shapes = [found.shape(name) for name in found]

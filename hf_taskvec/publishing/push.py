@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, HubError, LeakError, UnsupportedError
+from hf_taskvec.filenames import ADAPTER_CONFIG, CONFIG, VECTOR_RECORD
 from hf_taskvec.json_files import read_json
 from hf_taskvec.publishing.card_evaluation import find_report, published_report
 from hf_taskvec.publishing.model_card import card_for, check_card
@@ -36,7 +37,7 @@ _WEIGHTS = {
 }
 # Where transformers and PEFT note the path that something was loaded from.
 _ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
-_NOTED_IN = ("config.json", "tokenizer_config.json", "adapter_config.json", "generation_config.json")
+_NOTED_IN = (CONFIG, "tokenizer_config.json", ADAPTER_CONFIG, "generation_config.json")
 _READABLE = {".json", ".md", ".txt", ".yaml", ".yml", ".toml", ".cfg", ".py", ".csv", ".jinja", ".svg", ".html"}
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")  # pieces of any text, none of them ours
 _LARGEST_READ = 5_000_000
@@ -182,7 +183,7 @@ def _check_portable(artifact: Artifact) -> None:
     """Refuse a vector that refers to folders of this machine: nobody else could load it, and it names their paths."""
     if artifact.kind != "vector":
         return
-    homes = read_json(artifact.folder / "taskvec.json").get("checkpoints", ())
+    homes = read_json(artifact.folder / VECTOR_RECORD).get("checkpoints", ())
     if local := [Path(home["where"]).name for home in homes if home["revision"] is None]:
         raise LeakError(
             f"{artifact.folder.name} is saved as a reference to folders of this machine ({', '.join(local)}), which nobody "

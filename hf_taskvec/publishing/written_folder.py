@@ -4,20 +4,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
-from hf_taskvec.application.to_adapter import MARKER as ADAPTER_RECORD
-from hf_taskvec.application.to_checkpoint import RECORD as APPLY_RECORD
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
-from hf_taskvec.files.vector_format import JSON_NAME
+from hf_taskvec.filenames import ADAPTER_CONFIG
+from hf_taskvec.files.contents import RECORDS, Kind, record_in
 from hf_taskvec.json_files import read_json
 
-Kind = Literal["model", "adapter", "vector"]
 HUB_ID = r"[\w.-]+/[\w.-]+"
 COMMAND = "taskvec-command.json"  # the command that wrote a folder; it may name paths of this machine
 REPORT = "report"  # the folder of a sweep's report beside an artifact
-_RECORDS: dict[str, Kind] = {JSON_NAME: "vector", ADAPTER_RECORD: "adapter", APPLY_RECORD: "model"}
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,15 @@ def open_artifact(folder: str | Path) -> Artifact:
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder.name!r} at the given path.")
-    name = next((name for name in _RECORDS if (folder / name).exists()), None)
+    name = record_in(folder)
     if name is None:
         raise MissingFileError(
-            f"{folder.name} has none of {', '.join(_RECORDS)}, so it is no model, adapter or task vector that this library "
+            f"{folder.name} has none of {', '.join(RECORDS)}, so it is no model, adapter or task vector that this library "
             "wrote. Write one with apply(), to_adapter() or save()."
         )
     record = read_json(folder / name)
     try:
-        return _read(folder, _RECORDS[name], record)
+        return _read(folder, RECORDS[name], record)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UnsupportedError):
             raise
@@ -71,7 +68,7 @@ def _read(folder: Path, kind: Kind, record: dict[str, Any]) -> Artifact:
         return Artifact(folder, kind, provenance, _own_base(provenance), 1.0, None, len(record["parameters"]), library)
     base = ModelRecord.from_json(record["base"]) if kind == "model" else _own_base(provenance)
     if kind == "adapter":
-        named = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        named = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         if named and (base is None or base.name != named):
             is_id = re.fullmatch(HUB_ID, named) and not Path(named).is_dir()
             base = ModelRecord(named if is_id else Path(named).name)

@@ -14,6 +14,7 @@ import torch
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import Model, TaskVector
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
+from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
@@ -150,7 +151,7 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) ->
     if not is_peft_model(model):
         return
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a card, which tells nothing of this run
-    path = folder / "adapter_config.json"
+    path = folder / ADAPTER_CONFIG
     config = json.loads(path.read_text("utf-8"))
     config["base_model_name_or_path"] = config["base_model_name_or_path"] or None
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -7,10 +7,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_taskvec.errors import OutputError, UnsupportedError
+from hf_taskvec.filenames import VECTOR_RECORD
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.training.trained_model import save_model, save_vector, whole_weights
-
-_MARKER = "taskvec.json"  # what tells a saved vector
 
 
 class TaskVectorCallback(TrainerCallback):
@@ -44,7 +43,7 @@ class TaskVectorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model, is_resumed = kwargs["model"], state.global_step > 0
-        if not is_resumed and not self.overwrite and any(self.folder.glob(f"epoch-*/{_MARKER}")):
+        if not is_resumed and not self.overwrite and any(self.folder.glob(f"epoch-*/{VECTOR_RECORD}")):
             raise OutputError(
                 f"{self.folder.name} already holds the vectors of a training run. Pass overwrite=True to replace them."
             )

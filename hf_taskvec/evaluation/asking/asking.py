@@ -12,7 +12,7 @@ from hf_taskvec.evaluation.asking.finished_passages import Store, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -93,7 +93,7 @@ def ask(
     # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tasks = make_tasks(passages, protocol, tokenizer, context)
-    fingerprint = _agreed(model_fingerprint(model))
+    fingerprint = _agreed(full_fingerprint(model))
     keys = {
         Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, task, protocol)
         for scale in scales

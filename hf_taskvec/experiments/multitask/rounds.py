@@ -33,7 +33,7 @@ from hf_taskvec.experiments.multitask.worker import Weights, Worker
 from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
 from hf_taskvec.merging.rules_by_name import find_rule
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, make_accelerator, resolve_precision, together
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.settings import TrainingSettings
@@ -121,7 +121,7 @@ def run_rounds(
     worker = Worker(source, settings, precision)
     data = gather_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
-        model_fingerprint(worker.model),
+        full_fingerprint(worker.model),
         [task.name for task in tasks],
         data,
         asdict(settings),
