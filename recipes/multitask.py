@@ -38,6 +38,7 @@ from hf_taskvec.experiments.multitask.results import Outcome, Results
 from hf_taskvec.experiments.results_folder import claim
 from hf_taskvec.experiments.training_stages import Stages, say
 from hf_taskvec.experiments.unlearning.inputs import training_blocks
+from hf_taskvec.models.loading import load_for_evaluation
 
 CONFIGS = Path(__file__).parent / "configs" / "multitask"
 
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> Results:
         base = stages.train(
             "base", base, training_blocks((given.general,), given.tokenizer, config), config.pretraining
         )
-    model = load(base)
+    model = load_for_evaluation(base)
     before = scores(model, given)
 
     outcomes, merged_vectors = [], {}
@@ -100,16 +101,6 @@ def main(arguments: list[str] | None = None) -> Results:
     say(f"\n{results.table()}\n\nθ_0 has {sum(before) / len(before):.3f}.")
     say(f"the report {output / 'report.md'}, the model {output / 'model'}, its vector {output / 'vector'}")
     return results
-
-
-def load(where: Any) -> Any:
-    """A model to evaluate, on this process's device; in fp32 on a CPU, where 16 bits are slow."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    device = processes().device
-    dtype = torch.float32 if device.type == "cpu" else "auto"
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device).eval()
 
 
 if __name__ == "__main__":

@@ -266,18 +266,11 @@ def _protocol(name: str | None, fields: list[str] | None) -> Any:
 
 
 def _load(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from hf_taskvec.algebra.rounding import parse_dtype
-    from hf_taskvec.evaluation.asking.asking import processes
-    from hf_taskvec.hub_names import split_revision
-    from hf_taskvec.models.locations import locate
+    from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 
-    locate(model, None, token, ["config.json"])  # our own words for what is not there
-    where, revision = (model, None) if Path(model).is_dir() else split_revision(model, None)
-    loaded = AutoModelForCausalLM.from_pretrained(where, revision=revision, dtype=parse_dtype(dtype), token=token)
-    tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, token=token)
-    return loaded.eval().to(processes().device), tokenizer
+    loaded = load_for_evaluation(model, dtype=parse_dtype(dtype), token=token)
+    return loaded, load_tokenizer(model, token=token)
 
 
 def _evaluation_plan(model: str, vector: tuple[str, int] | None, output: Path, token: str | None) -> Result:

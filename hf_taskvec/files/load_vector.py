@@ -41,8 +41,8 @@ def load(
     try:
         if verify and document.get("checksum") != checksum(document):
             raise CorruptFileError(
-                f"{VECTOR_RECORD} of {name} does not match its checksum: it was damaged or edited. Download or save the "
-                "vector again, or pass verify=False if you edited it on purpose."
+                f"{VECTOR_RECORD} of {name} does not match its checksum: it was damaged or edited. Download or save "
+                "the vector again, or pass verify=False if you edited it on purpose."
             )
         return _decode(document, path, token, verify)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

@@ -76,7 +76,6 @@ def rounding_errors(vector: TaskVector, dtype: torch.dtype | str) -> dict[str, f
         `dict[str, float]`: Parameter -> ‖rounded − exact‖ / ‖exact‖; without those that lose nothing.
 
     Example:
-
         >>> third = TaskVector.from_tensors({"w": torch.full((2, 2), 1 / 3), "bias": torch.ones(2)})
         >>> {name: f"{error:.1e}" for name, error in rounding_errors(third, "bfloat16").items()}
         {'w': '1.0e-03'}
@@ -142,8 +141,8 @@ def _reference(tensors: Mapping[str, "_Written"]) -> dict[str, Any]:
             )
         if stored.file.path.name.startswith("taskvec"):
             raise UnsupportedError(
-                f"{name.split(':')[0]} comes from a saved task vector, and a reference can point to models and adapters "
-                "only. Save the vector without reference=True, or make the reference from a vector extracted anew."
+                f"{name.split(':')[0]} comes from a saved task vector, and a reference can point to models and "
+                "adapters only. Save the vector without reference=True, or make the reference from a vector extracted anew."
             )
         tensor = stored.read()
         listed[name] = {

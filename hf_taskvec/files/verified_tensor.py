@@ -21,17 +21,21 @@ class VerifiedTensor(Source):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return self.stored.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """Its dtype."""
         return self.stored.dtype
 
     @property
     def identity(self) -> str:
+        """The recorded sha256."""
         return self.sha256
 
     def read(self) -> torch.Tensor:
+        """The tensor; an error if its content is not what was recorded."""
         tensor = self.stored.read()
         if not self._checked:
             if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != self.sha256:

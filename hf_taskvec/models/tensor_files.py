@@ -104,17 +104,21 @@ class StoredTensor(Source):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return self._header[0]
 
     @property
     def dtype(self) -> torch.dtype:
+        """Its dtype."""
         return self._header[1]
 
     def read(self) -> torch.Tensor:
+        """The mapped tensor."""
         return self.file.tensor(self.name)
 
     @cached_property
     def identity(self) -> str:
+        """Samples of its content, with its name and its file's size and time of change."""
         sampled = hashlib.sha256(samples(self.read())).hexdigest()
         return f"{sampled}|{self.file.stamp}|{self.name}"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 for module in "fcntl grp posix pwd pty readline resource spwd syslog termios tty".split():
     sys.modules[module] = None
 for function in (
-    "chown fchmod fchown fdatasync fork forkpty ftruncate getpgid getuid geteuid getgid killpg lockf mkfifo pread preadv "
-    "pwrite pwritev posix_fallocate posix_fadvise posix_spawn register_at_fork sched_getaffinity sendfile sync uname"
+    "chown fchmod fchown fdatasync fork forkpty ftruncate getegid geteuid getgid getpgid getuid killpg lockf mkfifo "
+    "pread preadv pwrite pwritev posix_fadvise posix_fallocate sched_getaffinity sync uname"
 ).split():
     if hasattr(os, function):
         delattr(os, function)

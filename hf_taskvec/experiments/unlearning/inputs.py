@@ -25,6 +25,7 @@ from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS
+from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.models.locations import locate
 from hf_taskvec.models.tensor_files import open_files
 from hf_taskvec.training.lora import check_targets
@@ -194,11 +195,9 @@ def _adapter_content(where: str) -> str:
 
 def read_tokenizer(where: "str | Path") -> Any:
     """The tokenizer beside a model."""
-    from transformers import AutoTokenizer
-
     folder, name, _ = locate(where, None, None, [*COMPANIONS])  # transformers knows no id@revision
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
         found = tokenizer("A few words.")["input_ids"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MissingFileError(f"{name} has no tokenizer that can be read ({_first(error)}).") from None
