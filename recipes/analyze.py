@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVectorError
 from hf_taskvec.algebra.provenance import label_for
@@ -28,7 +27,9 @@ from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.experiments.book_reading import read_tokenizer
 from hf_taskvec.extraction.from_any import open_vector
-from hf_taskvec.models.checkpoint import open_checkpoint, split_revision
+from hf_taskvec.hub_names import split_revision
+from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.loading import load_for_evaluation
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     sections.ranks(report, options.base, vectors, base.config)
     gradient = None
     if rows is not None:
-        model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).to(options.device).eval()
+        model = load_for_evaluation(base.folder, dtype=torch.float32, device=options.device)
         texts = sections.Texts(model, rows, options.batch_size)
         sections.correlation(report, vectors, texts, options.pooling)
         sections.linearity(report, vectors, texts)

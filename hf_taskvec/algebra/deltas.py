@@ -21,6 +21,7 @@ from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, numel
 from hf_taskvec.algebra.stored_rows import add_rows_of, combine_rows
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
+from hf_taskvec.filenames import VECTOR_RECORD
 
 # Sign and stored tensor, in the order in which they must be added.
 Parts = tuple[tuple[int, Source], ...]
@@ -131,7 +132,7 @@ def read_delta(entry: Mapping[str, Any], source: ReadSource) -> Delta:
     """The change that a record describes, of whatever kind."""
     kind = entry["kind"]
     if kind not in Delta.kinds:
-        raise CorruptFileError(f"taskvec.json has a change of unknown kind {kind!r}. Upgrade hf_taskvec.")
+        raise CorruptFileError(f"{VECTOR_RECORD} has a change of unknown kind {kind!r}. Upgrade hf_taskvec.")
     return Delta.kinds[kind].from_record(entry, source)
 
 
@@ -449,7 +450,7 @@ class DoRA(Delta):
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         low_rank = read_delta(entry["low_rank"], source).factors
         if low_rank is None:
-            raise CorruptFileError("taskvec.json has a DoRA change without low-rank factors.")
+            raise CorruptFileError(f"{VECTOR_RECORD} has a DoRA change without low-rank factors.")
         base, magnitude = source(entry["base"]), source(entry["magnitude"])
         return cls(base, low_rank, magnitude, int(entry["axis"]))
 

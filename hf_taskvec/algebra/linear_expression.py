@@ -26,6 +26,7 @@ from hf_taskvec.algebra.row_pruning import MLP, pruned_rows
 from hf_taskvec.algebra.sources import Source, describe
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean, some
+from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -261,13 +262,10 @@ class LinearExpression(Mapping[str, ParameterChange]):
             0.2
 
         """
-        from tqdm.auto import tqdm
-
         target = Target(rank, energy, tolerance)
         terms: dict[str, tuple[Term, ...]] = {}
         discarded = {}
-        hidden = None if progress is None else not progress
-        for name, each in tqdm(self.items(), "Compressing", unit="parameter", disable=hidden):
+        for name, each in progress_bar(self.items(), "Compressing", progress):
             if len(each.shape) != 2:
                 terms[name] = each.terms
                 continue

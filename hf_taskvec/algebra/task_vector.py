@@ -86,7 +86,7 @@ class TaskVector(VectorConstructors):
             `OutputError`: If the folder holds something else, or cannot be written.
             `UnsupportedError`: If a reference is asked for of something that is in no file.
         """
-        from hf_taskvec.files.vector_format import save
+        from hf_taskvec.files.save_vector import save
 
         return save(
             self,
@@ -266,6 +266,7 @@ class TaskVector(VectorConstructors):
         dtype: torch.dtype | str = torch.float32,
         overwrite: bool = False,
         scale: float = 1.0,
+        progress: bool | None = None,
     ) -> Path:
         """Export the vector as a PEFT adapter: at weight 1, the adapter *is* the vector (times `scale`).
 
@@ -289,6 +290,8 @@ class TaskVector(VectorConstructors):
                 Replace an earlier export in the folder (never an adapter that was trained there).
             scale (`float`, *optional*, defaults to 1.0):
                 λ.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
 
         Returns:
             `Path`: The folder.
@@ -309,6 +312,7 @@ class TaskVector(VectorConstructors):
             dtype=parse_dtype(dtype),
             overwrite=overwrite,
             scale=scale,
+            progress=progress,
         )
 
     def push_to_hub(

@@ -41,6 +41,7 @@ class VectorConstructors(LinearExpression):
         tuned_revision: str | None = None,
         vocabulary: Literal["truncate", "extend"] | None = None,
         token: str | bool | None = None,
+        progress: bool | None = None,
     ) -> "TaskVector":
         """The vector `tuned - base` of a full fine-tune.
 
@@ -66,6 +67,8 @@ class VectorConstructors(LinearExpression):
                 models are refused.
             token (`str` or `bool`, *optional*):
                 As in transformers.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
 
         Returns:
             `TaskVector`: The vector.
@@ -85,6 +88,7 @@ class VectorConstructors(LinearExpression):
             tuned_revision=tuned_revision,
             vocabulary=vocabulary,
             token=token,
+            progress=progress,
         )
 
     @classmethod
@@ -264,7 +268,7 @@ class VectorConstructors(LinearExpression):
             `MissingFileError`: If there is no saved vector there.
             `CorruptFileError`: If a file is damaged.
         """
-        from hf_taskvec.files.vector_format import load
+        from hf_taskvec.files.load_vector import load
 
         return load(where, revision=revision, token=token, verify=verify)
 

@@ -169,7 +169,7 @@ def _key(
     y: tuple[float, ...],
 ) -> str:
     """What the losses depend on."""
-    parts = [live_checkpoint(model).fingerprint, a.fingerprint, b.fingerprint, json.dumps(rows), repr((x, y))]
+    parts = [live_checkpoint(model).sampled_fingerprint, a.fingerprint, b.fingerprint, json.dumps(rows), repr((x, y))]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 

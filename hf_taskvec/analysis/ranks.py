@@ -21,7 +21,15 @@ from hf_taskvec.analysis.spectral_norm import Part, Room, norms_of, threads_for
 from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import open_model
-from hf_taskvec.models.matrix_kinds import KINDS, Kind, Place, fused_rows, is_transposed, place_of, stores_transposed
+from hf_taskvec.models.matrix_kinds import (
+    KINDS,
+    Kind,
+    MatrixPlace,
+    fused_rows,
+    is_transposed,
+    place_of,
+    stores_transposed,
+)
 from hf_taskvec.threads import workers
 
 if TYPE_CHECKING:
@@ -158,27 +166,27 @@ def _transposed_in(vector: TaskVector) -> frozenset[str] | None:
     return frozenset(filter(perhaps_conv1d, vector)) if any(map(stores_transposed, known)) else frozenset()
 
 
-def _order(place: Place) -> tuple[int, int, int]:
+def _order(place: MatrixPlace) -> tuple[int, int, int]:
     return place.layer, KINDS.index(place.kind), -1 if place.expert is None else place.expert
 
 
 def _stacks(
-    found: Mapping[str, Place],
+    found: Mapping[str, MatrixPlace],
     terms: Mapping[str, tuple[Term, ...]],
     conv1d: frozenset[str] | None,
     config: Mapping[str, Any],
-) -> dict[Place, list[Part]]:
+) -> dict[MatrixPlace, list[Part]]:
     """The matrices to measure, each as parts one above the other."""
-    stacks: dict[Place, list[Part]] = {}
+    stacks: dict[MatrixPlace, list[Part]] = {}
     for name, place in found.items():
         part = Part(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
         stacks.setdefault(place, []).append(part)  # gate and up projections meet here
         if place.kind in ("Q", "K", "V"):
-            stacks.setdefault(Place(place.layer, "QKV"), []).append(part)
+            stacks.setdefault(MatrixPlace(place.layer, "QKV"), []).append(part)
         elif place.kind == "QKV":
             for kind, rows in (fused_rows(name, *part.shape, config) or {}).items():
                 own = Part(name, terms[name], part.transposed, tuple(rows))
-                stacks[Place(place.layer, kind)] = [own]
+                stacks[MatrixPlace(place.layer, kind)] = [own]
     # A vector that changes Q and V only has no whole QKV: the change of K is zero, and adds nothing to either norm.
     return stacks
 

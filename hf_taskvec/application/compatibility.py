@@ -122,7 +122,7 @@ def _check_base(vector: TaskVector, model: Checkpoint) -> None:
         raise ChangedSourceError(
             "this vector recorded no fingerprint of its base, so strict_base cannot be checked. Extract it with base=."
         )
-    if known != {model.fingerprint}:
+    if known != {model.sampled_fingerprint}:
         raise ChangedSourceError(
             f"{model.where} is not the base that this vector was made from (fingerprints differ). Leave out "
             "strict_base to apply it to another model of the same architecture."

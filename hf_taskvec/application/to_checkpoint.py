@@ -7,7 +7,6 @@ under its name when it is complete; an interrupted run is resumed, keeping the f
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,19 +28,12 @@ from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.application.finished_files import FinishedFiles
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
-from hf_taskvec.filenames import CONFIG, MODEL_RECORD, MODEL_WEIGHTS, WEIGHTS, WEIGHTS_INDEX
-from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
+from hf_taskvec.filenames import CONFIG, MODEL_RECORD, MODEL_WEIGHTS, WEIGHTS_INDEX
+from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
 from hf_taskvec.files.safetensors_writer import TensorSpec, shard
-from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint, open_files
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.companions import COMPANIONS, companions
 from hf_taskvec.sizes import file_size, parse_size
-
-# What belongs to a model besides its weights: configs, tokenizer, chat template, code. Not its card: ours differs.
-COMPANIONS = (
-    *("*.json", "*.model", "*.model.v*", "*.tiktoken", "vocab*.txt", "merges.txt", "dict.txt", "bpe.codes"),
-    *("*.jinja", "additional_chat_templates/*", "*.py"),
-    *("LICENSE*", "LICENCE*", "NOTICE*"),  # licences ask that they stay with the weights
-)
-_NOT_COMPANIONS = ("*.index.json", "adapter_config.json", "trainer_state.json", "training.json", "taskvec*.json", ".*")
 
 
 def apply(
@@ -110,11 +102,7 @@ def _plan(
     vector: TaskVector, checkpoint: Checkpoint, dtype: torch.dtype | None, max_shard_size: int | str | None
 ) -> dict[str, dict[str, OutputTensor]]:
     """File -> its tensors, named and ordered as the base stores them; in its files too, unless a size is given."""
-    assert checkpoint.folder is not None
-    stored = open_files(checkpoint.folder, MODEL_WEIGHTS)
-    canonical = {
-        checkpoint.stored_as.get(name, name): name for name in checkpoint.layout.place(stored, checkpoint.name)
-    }
+    stored, canonical = checkpoint.stored, checkpoint.canonical_of
     tensors: dict[str, OutputTensor] = {}
     for raw, source in stored.items():
         name = canonical.get(raw, raw)
@@ -157,19 +145,13 @@ def _check_space(final: Path, files: OutputFiles) -> None:
     needed = total_bytes(files)
     place = next(folder for folder in final.absolute().parents if folder.exists())
     part = unfinished(final)
-    held = sum(map(_size_on_disk, part.iterdir())) if part.exists() else 0
+    held = bytes_on_disk(part) if part.exists() else 0
     free = shutil.disk_usage(place).free + held
     if free < needed:
         raise OutputError(
             f"{final.name} needs {file_size(needed)}, and only {file_size(free)} are free there. Make room or choose "
             "another folder."
         )
-
-
-def _size_on_disk(path: Path) -> int:
-    """The bytes that removing a file frees. Of a file that is being written, they may be fewer than its length."""
-    stat = path.stat()
-    return stat.st_size if sys.platform == "win32" else stat.st_blocks * 512
 
 
 # What lies beside the weights.
@@ -195,7 +177,7 @@ def _finish(
     config.update(_grown_vocabulary(files))
     if checkpoint.config and config != checkpoint.config:  # a base without a config does not get half of one
         (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    if list(files) != [WEIGHTS]:
+    if list(files) != [MODEL_WEIGHTS]:
         index = {
             "metadata": {"total_size": total_bytes(files)},
             "weight_map": {name: f for f, each in files.items() for name in each},
@@ -221,9 +203,3 @@ def _grown_vocabulary(files: OutputFiles) -> dict[str, int]:
     tensors = [tensor for each in files.values() for tensor in each.values()]
     grown = {t.spec.shape[0] for t in tensors if t.spec.shape[:1] != t.source.shape[:1]}
     return {"vocab_size": grown.pop()} if grown else {}
-
-
-def companions(folder: Path) -> list[Path]:
-    """The files of a model folder beside its weights: config, tokenizer, code."""
-    found = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in found if not any(path.match(pattern) for pattern in _NOT_COMPANIONS))

@@ -34,7 +34,10 @@ def save_vector(
     reference: bool = False,
 ) -> None:
     """Save a vector, store the command beside it, and tell what was written."""
-    errors = vector.save(output, dtype=dtype, reference=reference, overwrite=overwrite)
+    from hf_taskvec.files.save_vector import rounding_errors
+
+    vector.save(output, dtype=dtype, reference=reference, overwrite=overwrite)
+    errors = {} if dtype is None else rounding_errors(vector, dtype)
     record_command(output)
     nbytes = folder_size(output)
     values = {

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Role, load_book
 from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.models.checkpoint import locate
+from hf_taskvec.models.companions import COMPANIONS
 
 if TYPE_CHECKING:
     import datasets

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.models.checkpoint import open_checkpoint
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training import TrainingSettings, finetune
 from hf_taskvec.training.accelerators import resolve_precision
 from hf_taskvec.training.settings import SETTINGS_VERSION
@@ -109,7 +109,7 @@ def print_once(text: str) -> None:
 
 
 def _identity(base: "str | Path | PreTrainedModel") -> str:
-    return open_checkpoint(base).fingerprint if isinstance(base, str | Path) else model_fingerprint(base)
+    return open_checkpoint(base).sampled_fingerprint if isinstance(base, str | Path) else full_fingerprint(base)
 
 
 def _rows(blocks: "datasets.Dataset") -> str:

@@ -24,9 +24,10 @@ from hf_taskvec.errors import (
 from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG
 from hf_taskvec.hub_names import may_be_hub_id
-from hf_taskvec.models.checkpoint import Checkpoint, Home, locate, open_files, read_json
+from hf_taskvec.models.checkpoint import Checkpoint, locate, open_files, read_json
 from hf_taskvec.models.layout import Layout, layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.models.locations import Location
 
 # What LoraConfig can say without changing which function of the stored tensors the adapter is, or what is handled here.
 # A field that is not named here and differs from its default is refused, so an option of a later PEFT cannot slip by.
@@ -129,7 +130,7 @@ def stored_adapter(where: str | Path, revision: str | None, token: str | bool | 
         raise MissingFileError(
             f"{name} has no {ADAPTER_CONFIG}. Is it a PEFT adapter? See from_finetuned() for models."
         )
-    tensors = open_files(folder, ADAPTER_WEIGHTS, Home(name, commit) if commit else None)
+    tensors = open_files(folder, ADAPTER_WEIGHTS, Location(name, commit) if commit else None)
     return Adapter(name, read_json(folder / ADAPTER_CONFIG), tensors, commit)
 
 

@@ -1,15 +1,11 @@
 """A task vector from whatever holds one: its own files, a LoRA adapter, or a fine-tune beside its base."""
 
 from pathlib import Path
-from typing import Literal
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import VocabularyChoice
-from hf_taskvec.files.vector_format import JSON_NAME
-from hf_taskvec.models.checkpoint import WEIGHTS, locate
-
-_ADAPTER = "adapter_config.json"
+from hf_taskvec.files.contents import kind_of
 
 
 def open_vector(
@@ -65,16 +61,3 @@ def open_vector(
             "taskvec extract BASE TUNED"
         )
     return TaskVector.from_finetuned(base, where, name=name, vocabulary=vocabulary, token=token)
-
-
-def kind_of(
-    where: str | Path, base: str | Path | None = None, token: str | bool | None = None
-) -> tuple[Literal["vector", "adapter", "model"], str]:
-    """What a folder or a Hub id holds, and how to call it in a message; see `open_vector`."""
-    # Every model has a config: the Hub's client warns where no file is found at all.
-    folder, shown, commit = locate(where, None, token, [JSON_NAME, _ADAPTER, "config.json"])
-    if (folder / JSON_NAME).exists():
-        return "vector", shown
-    is_whole = commit is None and any((folder / file).exists() for file in WEIGHTS)
-    is_adapter = (folder / _ADAPTER).exists() and not (is_whole and base is not None)
-    return ("adapter" if is_adapter else "model"), shown

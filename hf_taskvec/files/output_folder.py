@@ -1,83 +1,111 @@
 """Output folders that appear only when they are complete."""
 
-import fcntl
+import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from hf_taskvec.atomic import sync
 from hf_taskvec.errors import OutputError
 
 
 @contextmanager
-def new_folder(final: str | Path, marker: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
+def new_folder(output: str | Path, marker: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
     """A folder to write into, which gets its final name when the block ends without an exception.
 
     Only one process at a time writes to a folder; a second one is told so.
 
     Args:
-        final: where the output shall appear.
-        marker: a file that tells a folder of ours: only such a folder (or an empty one) is ever replaced.
-        overwrite: replace an earlier output.
-        resume: keep what an interrupted run left in the unfinished folder, and leave it there on failure.
+        output (`str` or `Path`):
+            Where the output shall appear.
+        marker (`str`):
+            A file that tells a folder of ours: only such a folder (or an empty one) is ever replaced.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Replace an earlier output.
+        resume (`bool`, *optional*, defaults to `False`):
+            Keep what an interrupted run left in the unfinished folder, and leave it there on failure.
+
+    Returns:
+        `Path`: The unfinished folder, inside the block.
+
+    Raises:
+        `OutputError`: If the folder holds something else, is being written by another run, or cannot be written.
     """
-    final = Path(final).resolve()
-    check_replaceable(final, marker, overwrite)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(unfinished(final))
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write to {final.name}: {error.strerror or error}. Choose another folder.") from None
-    part = unfinished(final)
-    try:
-        _bring_back(final)
-        check_replaceable(final, marker, overwrite)
-        if not resume:
-            _empty(part)
-        yield part
-        publish(part, final)
-    except OSError as error:
-        if not resume:
-            shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, OutputError):
-            raise
-        raise OutputError(
-            f"writing {final.name} failed: {error.strerror or error}. Nothing new was left under its name"
-            + (", and a new run resumes where this one stopped." if resume else ".")
-        ) from error
-    except BaseException:
-        if not resume:
-            shutil.rmtree(part, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
-
-
-def unfinished(final: Path) -> Path:
-    """Where an output grows until it is complete."""
-    return final.parent / f".{final.name}.unfinished"
-
-
-def _lock(folder: Path) -> int:
-    """The folder, created if need be and held by this process until the handle is closed."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+    output = Path(output).resolve()
+    check_replaceable(output, marker, overwrite)
+    part = unfinished(output)
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_only_writer(output))
+            part.mkdir(exist_ok=True)
+        except OutputError:
+            raise
+        except OSError as error:
             raise OutputError(
-                f"another run is writing {folder.name.removeprefix('.').removesuffix('.unfinished')}. Wait until it is done, "
-                "or choose another folder."
+                f"cannot write to {output.name}: {error.strerror or error}. Choose another folder."
             ) from None
-        # Between opening and locking, the run that held it may have given it its final name.
-        if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
-            return handle
-        os.close(handle)
+        try:
+            _bring_back(output)
+            check_replaceable(output, marker, overwrite)
+            if not resume:
+                _empty(part)
+            yield part
+            publish(part, output)
+        except OSError as error:
+            if not resume:
+                shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(
+                f"writing {output.name} failed: {error.strerror or error}. Nothing new was left under its name"
+                + (", and a new run resumes where this one stopped." if resume else ".")
+            ) from error
+        except BaseException:
+            if not resume:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def unfinished(output: Path) -> Path:
+    """Where an output grows until it is complete."""
+    return output.parent / f".{output.name}.unfinished"
+
+
+@contextmanager
+def _only_writer(output: Path) -> Iterator[None]:
+    """Hold the lock of an output; the operating system frees it when the process ends, however it ends."""
+    file = _lock_file(output)
+    # The block may be left in another thread than it was entered in.
+    lock = FileLock(file, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise OutputError(
+            f"another run is writing {output.name}. Wait until it is done, or choose another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file, but filelock does so there when it closes it
+            file.unlink()
+        lock.release()
+
+
+def _lock_file(output: Path) -> Path:
+    """The lock of an output, in the folder for temporary files: what a killed run leaves is not beside the output.
+
+    Nor can it be in the unfinished folder, which is renamed: Windows renames no folder with an open file in it. Each
+    user has files of their own, since those of another user could not be opened.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    digest = hashlib.sha256(os.fsencode(output)).hexdigest()[:32]
+    return Path(tempfile.gettempdir(), f"hf_taskvec-{user}-{digest}.lock")
 
 
 def _empty(folder: Path) -> None:
@@ -85,50 +113,49 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def check_replaceable(final: Path, marker: str, overwrite: bool) -> None:
+def check_replaceable(output: Path, marker: str, overwrite: bool) -> None:
     """Refuse to write over anything that is not an earlier output of the same kind."""
-    if final == Path.cwd():
+    if output == Path.cwd():
         raise OutputError("the output would replace the current folder. Choose a folder inside it.")
-    if final.is_file():
-        raise OutputError(f"{final.name} is a file; the output needs a folder.")
-    if not final.exists() or not any(final.iterdir()):
+    if output.is_file():
+        raise OutputError(f"{output.name} is a file; the output needs a folder.")
+    if not output.exists() or not any(output.iterdir()):
         return
-    if not (final / marker).exists():
-        raise OutputError(f"the folder {final.name} holds other files (no {marker}). Choose a new or empty folder.")
+    if not (output / marker).exists():
+        raise OutputError(f"the folder {output.name} holds other files (no {marker}). Choose a new or empty folder.")
     if not overwrite:
-        raise OutputError(f"the folder {final.name} already holds an output. Pass overwrite=True to replace it.")
+        raise OutputError(f"the folder {output.name} already holds an output. Pass overwrite=True to replace it.")
 
 
-def publish(part: Path, final: Path) -> None:
+def publish(part: Path, output: Path) -> None:
     """Give a finished folder its final name, in place of an earlier output."""
-    old = _replaced(final)
+    old = _replaced(output)
     if old.exists():
         shutil.rmtree(old)
     try:
-        if final.exists() and any(final.iterdir()):  # an empty folder is replaced by the rename itself
-            final.rename(old)
-        part.rename(final)
+        if output.exists():  # even if it is empty: Windows renames nothing to a name that is taken
+            output.rename(old)
+        part.rename(output)
     except BaseException:
-        _bring_back(final)
+        _bring_back(output)
         raise
-    _sync(final.parent)
+    sync(output.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _replaced(final: Path) -> Path:
+def _replaced(output: Path) -> Path:
     """Where an earlier output is for the moment between two renames."""
-    return final.parent / f".{final.name}.replaced"
+    return output.parent / f".{output.name}.replaced"
 
 
-def _bring_back(final: Path) -> None:
+def _bring_back(output: Path) -> None:
     """Give an earlier output its name again, if replacing it was interrupted."""
-    if _replaced(final).exists() and not final.exists():
-        _replaced(final).rename(final)
+    if _replaced(output).exists() and not output.exists():
+        _replaced(output).rename(output)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def bytes_on_disk(folder: Path) -> int:
+    """How much of the disk the files of a folder take: less than their sizes, if parts were never written."""
+    stats = [path.stat() for path in folder.iterdir()]
+    # Windows counts no blocks, and gives a file all of its size at once.
+    return sum(stat.st_blocks * 512 if hasattr(stat, "st_blocks") else stat.st_size for stat in stats)

@@ -4,17 +4,16 @@ Every byte is written once, from any thread or process, and nothing but the rows
 """
 
 import json
-import numbers
 import os
-import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import torch
 
 from hf_taskvec.algebra.sources import numel, tensor_bytes
-from hf_taskvec.errors import BadValueError
 
 _CODES = {
     torch.bfloat16: "BF16",
@@ -29,16 +28,6 @@ _CODES = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
-_UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
 
 
 @dataclass(frozen=True)
@@ -50,13 +39,22 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
+        """How many bytes it takes."""
         return numel(self.shape) * self.dtype.itemsize
 
 
 class SafetensorsWriter:
     """A safetensors file with known contents, open for writing rows at their place.
 
-    With `join`, the file was created by another process with the same contents, and this one writes into it too.
+    Args:
+        path (`Path`):
+            The file.
+        specs (`Mapping[str, TensorSpec]`):
+            All tensors of the file.
+        metadata (`Mapping[str, str]`, *optional*):
+            What the header says beside them.
+        join (`bool`, *optional*, defaults to `False`):
+            The file was created by another process with the same contents, and this one writes into it too.
     """
 
     def __init__(
@@ -80,13 +78,11 @@ class SafetensorsWriter:
         self._offsets = {name: 8 + len(text) + start for name, start in offsets.items()}
         self._specs = dict(specs)
         self.nbytes = 8 + len(text) + offset
-        self._file: int | None
-        if join:
-            self._file = os.open(path, os.O_RDWR)
-            return
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        self._write(len(text).to_bytes(8, "little") + text, 0)
-        os.ftruncate(self._file, self.nbytes)
+        self._seeking = threading.Lock()
+        self._file: FileIO | None = FileIO(path, "r+" if join else "w+")
+        if not join:
+            self._write(len(text).to_bytes(8, "little") + text, 0)
+            self._file.truncate(self.nbytes)
 
     def write(self, name: str, rows: torch.Tensor, start: int = 0) -> None:
         """Write rows of a tensor, from row `start` on."""
@@ -96,11 +92,20 @@ class SafetensorsWriter:
         self._write(tensor_bytes(rows), self._offsets[name] + start * row_bytes)
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
-        assert self._file is not None
         view = memoryview(data)
         while len(view):
-            done = os.pwrite(self._file, view, offset)
+            done = self._write_at(view, offset)
             view, offset = view[done:], offset + done
+
+    def _write_at(self, view: memoryview, offset: int) -> int:
+        """Write what the operating system takes at once, and return how many bytes that is."""
+        assert self._file is not None
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self._file.fileno(), view, offset)
+        # Windows has no write to a place. Every process has a position in the file of its own, its threads share it.
+        with self._seeking:
+            self._file.seek(offset)
+            return self._file.write(view)
 
     def close(self, sync: bool = True) -> None:
         """Finish the file; with `sync` it is on the disk when this returns."""
@@ -108,29 +113,8 @@ class SafetensorsWriter:
             return
         if sync:
             os.fsync(self._file)
-        os.close(self._file)
+        self._file.close()
         self._file = None
-
-
-def parse_size(size: int | str) -> int:
-    """A number of bytes from `"5GB"` and the like.
-
-    >>> parse_size("5GB")
-    5000000000
-    """
-    if isinstance(size, numbers.Integral):  # numpy's integers as well
-        nbytes = int(size)
-    else:
-        text = size.upper() if isinstance(size, str) else ""
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)\s*", text)
-        if not match or (match[2] not in _UNITS and match[2] != "B"):
-            raise BadValueError(
-                f"{size!r} is not a size. Write it as a whole number of bytes or like '5GB' or '500MB'."
-            )
-        nbytes = int(float(match[1]) * _UNITS.get(match[2], 1))
-    if nbytes < 1:
-        raise BadValueError(f"{size!r} is not a size: it must be at least one byte.")
-    return nbytes
 
 
 def shard(specs: Mapping[str, TensorSpec], most: int, stem: str) -> dict[str, dict[str, TensorSpec]]:

@@ -12,9 +12,9 @@ _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOT
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The metadata on top of a card; empty if there is none that can be read.
+    r"""The metadata on top of a card; empty if there is none that can be read.
 
-    >>> front_matter("---\\nlicense: mit\\n---\\n# A model")
+    >>> front_matter("---\nlicense: mit\n---\n# A model")
     {'license': 'mit'}
     """
     found = _FRONT_MATTER.match(text)

@@ -1,4 +1,11 @@
-"""What a model *is*, as a sha256: weights, buffers, configuration and active adapters, never a path."""
+"""What a model *is*, as a digest that is the same wherever it was loaded from. There are two of them.
+
+- `full_fingerprint` (here) is of a live model, and reads all that decides its output: every byte of its weights and
+  buffers, its configuration and its active adapters. Results that are kept on disk are found again by it.
+- `Checkpoint.sampled_fingerprint` (`checkpoint.py`) is of stored weights under their canonical names, and reads their
+  names, shapes, dtypes and a few samples of each: it tells copies of a model, sharded in whatever way, from another
+  model, in a moment and without loading it. Provenance records it.
+"""
 
 import hashlib
 import json
@@ -13,11 +20,11 @@ if TYPE_CHECKING:
 _NOT_IDENTITY = {"_name_or_path", "transformers_version", "_commit_hash"}
 
 
-def model_fingerprint(model: "PreTrainedModel") -> str:
+def full_fingerprint(model: "PreTrainedModel") -> str:
     """sha256 over all that decides the model's output; equal for equal models wherever they were loaded.
 
-    Every byte of every weight enters: two fine-tunes may differ in a few elements only. Weights that
-    accelerate keeps on the CPU or on disk are read from there.
+    Every byte of every weight enters: two fine-tunes may differ in a few elements only. Weights that accelerate keeps
+    on the CPU or on disk are read from there.
     """
     from accelerate.utils import align_module_device, has_offloaded_params
 

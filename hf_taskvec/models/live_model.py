@@ -50,21 +50,25 @@ class LiveWeight:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Its dtype."""
         return self._parameter.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return tuple(self._parameter.shape)
 
     @property
     def is_quantised(self) -> bool:
+        """Whether bitsandbytes (or another library) holds it in fewer than 16 bits."""
         return type(self._parameter).__name__ in ("Params4bit", "Int8Params") or self.dtype.itemsize < 2
 
     @property
     def is_offloaded(self) -> bool:
+        """Whether accelerate keeps it on the CPU or on disk, and leaves a tensor without data in its place."""
         return self._parameter.is_meta
 
-    def as_source(self) -> "Source":
+    def as_source(self) -> Source:
         """The parameter's shape, for checks; of a quantised layer the shape that it stands for."""
         shape = self.shape
         if self.is_quantised:
@@ -72,7 +76,7 @@ class LiveWeight:
         return InMemory(torch.empty(shape, device="meta"))
 
     def _offloads(self) -> Iterator[tuple[Any, str]]:
-        """accelerate's stores of the offloaded weight and its keys there: one for each layer that uses it."""
+        """Where accelerate stores the offloaded weight, and under which key: once for each layer that uses it."""
         for module, attribute in self.owners:
             hook: Any = module._hf_hook
             hooks = getattr(hook, "hooks", [hook])
@@ -95,7 +99,10 @@ class LiveWeight:
             _in_memory(dataset)[key] = value
 
     def original(self) -> Source:
-        """What the parameter holds now, whatever becomes of it: read from disk again if it is offloaded there, else a copy."""
+        """What the parameter holds now, whatever becomes of it.
+
+        If it is offloaded to disk it is read from there again, else it is a copy.
+        """
         value = self.value().detach()
         if self.is_offloaded:
             dataset, key = next(self._offloads())
@@ -125,13 +132,16 @@ class OnDisk(Source):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return tuple(self.like.shape)
 
     @property
     def dtype(self) -> torch.dtype:
+        """Its dtype."""
         return self.like.dtype
 
     def read(self) -> torch.Tensor:
+        """The weight as it is on disk."""
         from accelerate.utils import OffloadedWeightsLoader
 
         return OffloadedWeightsLoader({}, self.dataset.save_folder, self.dataset.index)[self.key]
@@ -145,7 +155,12 @@ def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:
 
 
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
-    """Canonical name -> the live parameter; tied ones once, fused experts not at all."""
+    """Canonical name -> the live parameter; tied ones once, fused experts not at all.
+
+    Raises:
+        `MismatchError`: If the config ties weights that the live model holds apart.
+        `UnsupportedError`: If a weight is sharded over processes.
+    """
     inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
     layout = layout_of_model(inner)
     found = {weight.name: weight for weight in _all_weights(inner)}

@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)\.weight$")
 _CROSS = re.compile(r"(?:^|\.)(?:crossattention|cross_attn|encoder_attn)\.")
 _EXPERT = re.compile(r"experts\.(\d+)\.(\w+)$")
-# The end of a name -> its kind. `c_proj` and `dense` are told apart by the room that they are in.
+# The end of a name -> its kind. `c_proj` and `dense` are told apart by the module that they are in.
 _KINDS: dict[str, Kind] = {
     "q_proj": "Q",
     "k_proj": "K",
@@ -49,21 +49,22 @@ _KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a matrix belongs. `expert` is its number in a mixture of experts, else None."""
+class MatrixPlace:
+    """Which matrix of a transformer it is."""
 
     layer: int
     kind: Kind
+    #: its number in a mixture of experts
     expert: int | None = None
 
 
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> MatrixPlace | None:
     """The place of a matrix in its transformer; None for what is none of the seven kinds (norms, embeddings, routers).
 
     Attention to another model's output is none of them either.
 
     >>> place_of("model.layers.3.self_attn.q_proj.weight")
-    Place(layer=3, kind='Q', expert=None)
+    MatrixPlace(layer=3, kind='Q', expert=None)
     >>> place_of("transformer.h.0.mlp.c_proj.weight").kind, place_of("transformer.h.0.attn.c_proj.weight").kind
     ('MLP-2', 'O')
     """
@@ -72,16 +73,22 @@ def place_of(name: str) -> Place | None:
         return None
     layer, rest = int(found[1]), found[2]
     expert = _EXPERT.search(rest)
-    room, last = (f".{rest}".split("."))[-2:]
-    kind = _KINDS.get(f"{room}.{last}") or _KINDS.get(last)
-    return None if kind is None else Place(layer, kind, int(expert[1]) if expert else None)
+    module, last = (f".{rest}".split("."))[-2:]
+    kind = _KINDS.get(f"{module}.{last}") or _KINDS.get(last)
+    return None if kind is None else MatrixPlace(layer, kind, int(expert[1]) if expert else None)
 
 
 def is_transposed(name: str, shape: tuple[int, ...], conv1d: frozenset[str] | None = None) -> bool:
     """Whether outputs lie along axis 1, as GPT-2's `Conv1D` has it.
 
-    `conv1d` are the names of which that is known. Without it, it is told from GPT-2's names and shapes: the inner size
-    of an MLP and of QKV is the larger one, and GPT-2's O, which is square, counts as transposed.
+    Args:
+        name (`str`):
+            The parameter.
+        shape (`tuple[int, ...]`):
+            Its shape as it is stored.
+        conv1d (`frozenset[str]`, *optional*):
+            The names of which it is known. Without them it is told from GPT-2's names and shapes: the inner size of an
+            MLP and of QKV is the larger one, and GPT-2's O, which is square, counts as transposed.
     """
     if conv1d is not None:
         return name in conv1d
@@ -100,7 +107,21 @@ def stores_transposed(architecture: str) -> bool:
 
 
 def fused_rows(name: str, outputs: int, inputs: int, config: Mapping[str, Any]) -> dict[Kind, list[range]] | None:
-    """Which outputs of a fused QKV matrix are Q, K and V; None if neither the name nor the config tells."""
+    """Which outputs of a fused QKV matrix are Q, K and V; None if neither the name nor the config tells.
+
+    Args:
+        name (`str`):
+            The matrix.
+        outputs (`int`):
+            How many outputs it has.
+        inputs (`int`):
+            How many inputs it has.
+        config (`Mapping[str, Any]`):
+            Of its model.
+
+    Raises:
+        `MismatchError`: If the config's numbers of heads do not divide the outputs.
+    """
     if name.endswith("c_attn.weight"):
         if outputs != 3 * inputs:  # keys and values that heads share, as StarCoder's
             return None
@@ -121,6 +142,7 @@ def fused_rows(name: str, outputs: int, inputs: int, config: Mapping[str, Any]) 
 
 
 def _share(name: str, outputs: int, count: int) -> int:
+    """How many outputs each of `count` equal parts has."""
     if outputs % count:
         raise MismatchError(
             f"{name} has {outputs} outputs, which cannot be shared by Q, K and V in {count} equal parts: the config is "

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import License, ModelRecord, label_for
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.files.contents import ContentKind
 from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
-from hf_taskvec.publishing.written_folder import Artifact, ArtifactKind
+from hf_taskvec.publishing.written_folder import Artifact
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
-LIBRARY: dict[ArtifactKind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
+LIBRARY: dict[ContentKind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
 # A vector, like an adapter, is of use on top of its base only; the Hub has no word of its own for it.
-RELATION: dict[ArtifactKind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
+RELATION: dict[ContentKind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
 _METRICS = {"rouge_l": ("rouge", "Rouge-L (F1)"), "perplexity": ("perplexity", "Perplexity of the true continuation")}
 
 
@@ -147,7 +148,7 @@ def eval_results(report: "UnlearningReport", scale: float) -> list["EvalResult"]
 # The schema
 
 
-def check_metadata(data: Mapping[str, Any], kind: ArtifactKind) -> None:
+def check_metadata(data: Mapping[str, Any], kind: ContentKind) -> None:
     """Refuse front matter that the Hub would not understand, or that says something else than the folder is."""
     _require(data.get("library_name") == LIBRARY[kind], f"library_name must be {LIBRARY[kind]!r}")
     _require(data.get("pipeline_tag") == "text-generation", "pipeline_tag must be 'text-generation'")

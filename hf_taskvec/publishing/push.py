@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.files.contents import ContentKind
 from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch, progress_bars
 from hf_taskvec.publishing.pushed_files import files_to_push
-from hf_taskvec.publishing.written_folder import ArtifactKind, open_artifact
+from hf_taskvec.publishing.written_folder import open_artifact
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
 # Weights of an earlier push that the new one does not have would be loaded instead of it, or beside it.
-_WEIGHTS: dict[ArtifactKind, tuple[str, ...]] = {
+_WEIGHTS: dict[ContentKind, tuple[str, ...]] = {
     "model": ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*"),
     "adapter": ("adapter_model*",),
     "vector": ("taskvec*.safetensors",),
 }
-_WORDS: dict[ArtifactKind, str] = {"model": "a merged model", "adapter": "an adapter", "vector": "a task vector"}
+_WORDS: dict[ContentKind, str] = {"model": "a merged model", "adapter": "an adapter", "vector": "a task vector"}
 
 
 @dataclass(frozen=True)

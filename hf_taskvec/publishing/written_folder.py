@@ -3,20 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.files.contents import RECORDS, ContentKind, record_in
 from hf_taskvec.hub_names import HUB_ID
 from hf_taskvec.models.checkpoint import read_json
-
-ArtifactKind = Literal["model", "adapter", "vector"]
-_RECORDS: dict[str, ArtifactKind] = {
-    filenames.VECTOR_RECORD: "vector",
-    filenames.ADAPTER_RECORD: "adapter",
-    filenames.MODEL_RECORD: "model",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Artifact:
     """
 
     folder: Path
-    kind: ArtifactKind
+    kind: ContentKind
     provenance: Provenance
     base: ModelRecord | None
     scale: float
@@ -78,22 +72,22 @@ def open_artifact(folder: str | Path) -> Artifact:
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder.name!r} at the given path.")
-    name = next((name for name in _RECORDS if (folder / name).exists()), None)
+    name = record_in(folder)
     if name is None:
         raise MissingFileError(
-            f"{folder.name} has none of {', '.join(_RECORDS)}, so it is no model, adapter or task vector that this "
+            f"{folder.name} has none of {', '.join(RECORDS)}, so it is no model, adapter or task vector that this "
             "library wrote. Write one with apply(), to_adapter() or save()."
         )
     record = read_json(folder / name)
     try:
-        return _read(folder, _RECORDS[name], record)
+        return _read(folder, RECORDS[name], record)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UnsupportedError):
             raise
         raise CorruptFileError(f"{name} in {folder.name} is damaged ({error}). Write the folder again.") from None
 
 
-def _read(folder: Path, kind: ArtifactKind, record: dict[str, Any]) -> Artifact:
+def _read(folder: Path, kind: ContentKind, record: dict[str, Any]) -> Artifact:
     library = str(record["library"]).removeprefix("hf_taskvec ")
     provenance = Provenance.from_json(record["provenance" if kind == "vector" else "vector"])
     if kind == "vector":

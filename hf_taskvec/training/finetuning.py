@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.application.to_checkpoint import companions
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.filenames import CONFIG, TRAINING_RECORD
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.companions import companions
+from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory_estimate import check_training_memory
@@ -128,7 +128,7 @@ def finetune(
         check_targets(meta_model(source.config), settings.targets)
     check_training_memory(source.config, settings, data.length, accelerator)
     model = source.load(training_dtype(source.config, settings, precision))
-    fingerprint = model_fingerprint(model) if accelerator.is_main_process else ""
+    fingerprint = full_fingerprint(model) if accelerator.is_main_process else ""
     key = _key(next(filter(None, state.gather(fingerprint))), data.digest, asdict(settings), precision, vectors)
     finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
     if any(state.gather(finished)):

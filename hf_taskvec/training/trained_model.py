@@ -14,10 +14,10 @@ import torch
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
-from hf_taskvec.application.to_checkpoint import COMPANIONS
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.training.accelerators import whole_tensor

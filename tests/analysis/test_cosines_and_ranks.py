@@ -14,7 +14,7 @@ from support.tiny_models import ARCHITECTURES, TinyModels, make, tensors, tuned_
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_taskvec import TaskVector
-from hf_taskvec.algebra.deltas import tile_rows
+from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, ranks, spectral_norm, stable_ranks
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
 from hf_taskvec.models.checkpoint import open_checkpoint

@@ -19,7 +19,7 @@ from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.scoring.metrics import perplexity
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.passages import find_passages
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 
 SHORT = protocols.get(prompt_length=12, answer_length=6, samples=6)
 SAMPLED = replace(SHORT, decoding=protocols.Decoding(temperature=0.8, top_p=0.9))
@@ -275,6 +275,6 @@ def test_the_fingerprint_is_of_the_weights_not_of_the_folder(tmp_path, tokenizer
     model = tiny_llama()
     model.save_pretrained(tmp_path / "a")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
-    assert model_fingerprint(again) == model_fingerprint(model)
-    assert model_fingerprint(again.to(torch.bfloat16)) != model_fingerprint(model)
-    assert model_fingerprint(tiny_llama(seed=1)) != model_fingerprint(model)
+    assert full_fingerprint(again) == full_fingerprint(model)
+    assert full_fingerprint(again.to(torch.bfloat16)) != full_fingerprint(model)
+    assert full_fingerprint(tiny_llama(seed=1)) != full_fingerprint(model)

@@ -7,7 +7,7 @@ import torch
 from support.tiny_books import make_books, tiny_gpt2, tiny_llama
 
 from hf_taskvec.evaluation import protocols, sweep
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=5)
 FAST = {"resamples": 50, "permutations": 50}
@@ -34,11 +34,11 @@ def test_a_peft_model_gives_the_texts_of_its_merged_twin(tokenizer):
 
 def test_the_strength_of_an_adapter_is_part_of_the_fingerprint():
     adapted = lora(tiny_llama())
-    before = model_fingerprint(adapted)
+    before = full_fingerprint(adapted)
     AdapterScale(adapted).set_scale(2)
-    assert model_fingerprint(adapted) != before
+    assert full_fingerprint(adapted) != before
     with adapted.disable_adapter():
-        assert model_fingerprint(adapted) != before
+        assert full_fingerprint(adapted) != before
 
 
 class AdapterScale:

@@ -13,7 +13,7 @@ from hf_taskvec.evaluation.asking.generation import Continuation, Generator
 from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
@@ -85,7 +85,7 @@ def ask(
     # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokenized = tokenize_passages(passages, protocol, tokenizer, context)
-    fingerprint = _agreed(model_fingerprint(model))
+    fingerprint = _agreed(full_fingerprint(model))
     keys = {
         Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, passage, protocol)
         for scale in scales

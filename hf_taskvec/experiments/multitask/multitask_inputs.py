@@ -119,7 +119,7 @@ def _own(config: MultitaskConfig) -> _Own:
     if made is not None:
         return _Own(names, mine, held, blocks, tokenizer, made, general, config.base_model)
     found = open_checkpoint(base)
-    return _Own(names, mine, held, blocks, tokenizer, base, general, f"{found.name} {found.fingerprint[:16]}")
+    return _Own(names, mine, held, blocks, tokenizer, base, general, f"{found.name} {found.sampled_fingerprint[:16]}")
 
 
 def _read(config: MultitaskConfig) -> dict[int, Book]:

@@ -40,7 +40,7 @@ from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer, Weights
 from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
 from hf_taskvec.merging.rule_registry import find_rule
-from hf_taskvec.models.fingerprints import model_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.settings import TrainingSettings
@@ -158,7 +158,7 @@ def run_rounds(
     trainer = TaskTrainer(source, settings, precision)
     data = gather_values_by_task({number: each.digest for number, each in blocks.items()}, len(tasks))
     key = _key(
-        model_fingerprint(trainer.model),
+        full_fingerprint(trainer.model),
         [task.name for task in tasks],
         data,
         asdict(settings),

@@ -168,4 +168,4 @@ def _identified(where: "str | Path", base: Any) -> str:
         raise BadValueError(
             f"{found.name} and the base {expected.name} are not of one shape: they do not fit together."
         )
-    return f"{found.name} {found.fingerprint[:16]}"
+    return f"{found.name} {found.sampled_fingerprint[:16]}"

@@ -1,0 +1,53 @@
+"""What is in a folder or a Hub repository: a saved task vector, an adapter or a whole model."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hf_taskvec.filenames import (
+    ADAPTER_CONFIG,
+    ADAPTER_RECORD,
+    CONFIG,
+    MODEL_RECORD,
+    MODEL_WEIGHTS,
+    VECTOR_RECORD,
+)
+from hf_taskvec.models.locations import locate
+
+ContentKind = Literal["vector", "adapter", "model"]
+#: the records that this library leaves in what it writes
+RECORDS: dict[str, ContentKind] = {VECTOR_RECORD: "vector", ADAPTER_RECORD: "adapter", MODEL_RECORD: "model"}
+
+
+class Contents(NamedTuple):
+    """What a folder or a Hub id holds."""
+
+    kind: ContentKind
+    #: how to call it in a message
+    name: str
+
+
+def kind_of(where: str | Path, base: str | Path | None = None, token: str | bool | None = None) -> Contents:
+    """What a folder or a Hub id holds, and how to call it in a message.
+
+    A folder that holds both a whole model and an adapter counts as the model if a base is given, else as the adapter.
+
+    Args:
+        where (`str` or `Path`):
+            A folder, or a Hub id (`me/tuned`, `me/tuned@revision`).
+        base (`str` or `Path`, *optional*):
+            The model that was fine-tuned.
+        token (`str` or `bool`, *optional*):
+            For private repositories, as in transformers.
+    """
+    # Every model has a config: the Hub's client warns where no file is found at all.
+    folder, name, commit = locate(where, None, token, [VECTOR_RECORD, ADAPTER_CONFIG, CONFIG])
+    if (folder / VECTOR_RECORD).exists():
+        return Contents("vector", name)
+    is_whole = commit is None and any((folder / file).exists() for file in MODEL_WEIGHTS)
+    is_adapter = (folder / ADAPTER_CONFIG).exists() and not (is_whole and base is not None)
+    return Contents("adapter" if is_adapter else "model", name)
+
+
+def record_in(folder: Path) -> str | None:
+    """The name of the record that tells what this library wrote to a folder; None if it did not write it."""
+    return next((name for name in RECORDS if (folder / name).exists()), None)

@@ -1,0 +1,56 @@
+"""Tensors of a saved task vector, checked against what its record says."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_taskvec.algebra.sources import Source, tensor_bytes
+from hf_taskvec.errors import ChangedSourceError, CorruptFileError
+from hf_taskvec.models.tensor_files import StoredTensor
+
+
+@dataclass(frozen=True)
+class VerifiedTensor(Source):
+    """A stored tensor that is checked against its recorded sha256 when it is first read."""
+
+    stored: StoredTensor
+    sha256: str
+    is_reference: bool = False
+    _checked: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self.stored.dtype
+
+    @property
+    def identity(self) -> str:
+        """The recorded sha256."""
+        return self.sha256
+
+    def read(self) -> torch.Tensor:
+        """The tensor; an error if its content is not what was recorded."""
+        tensor = self.stored.read()
+        if not self._checked:
+            if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != self.sha256:
+                raise changed_tensor(self.stored.name, self.stored.file.path.name, self.is_reference)
+            self._checked.add(self.sha256)
+        return tensor
+
+
+def changed_tensor(name: str, file: str, is_reference: bool) -> ChangedSourceError | CorruptFileError:
+    """The error for a tensor that is not what the vector's record says, to be raised by the caller."""
+    if is_reference:
+        return ChangedSourceError(
+            f"{name} in {file} is not what it was when this task vector was saved as a reference: the model changed "
+            "since. Use the revision that the vector was made from, or extract it again."
+        )
+    return CorruptFileError(
+        f"{name} in {file} does not match its checksum: the file is damaged. Download or save the vector again."
+    )

@@ -1,0 +1,63 @@
+"""Loading a model and its tokenizer with transformers, to evaluate it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.distributed import processes
+from hf_taskvec.filenames import CONFIG
+from hf_taskvec.hub_names import split_revision
+from hf_taskvec.models.locations import locate
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+def load_for_evaluation(
+    where: str | Path,
+    *,
+    dtype: "torch.dtype | str | None" = None,
+    device: "torch.device | str | None" = None,
+    token: str | bool | None = None,
+) -> "PreTrainedModel":
+    """A model that is ready to be evaluated: on its device, with dropout off.
+
+    Args:
+        where (`str` or `Path`):
+            A folder, or a Hub id (`me/model`, `me/model@revision`).
+        dtype (`torch.dtype` or `str`, *optional*):
+            By default float32 on a CPU, where 16 bits are slow, and elsewhere the dtype that the model is stored in.
+        device (`torch.device` or `str`, *optional*):
+            By default the device of this process, as accelerate chooses it.
+        token (`str` or `bool`, *optional*):
+            For private repositories, as in transformers.
+
+    Returns:
+        [`~transformers.PreTrainedModel`]: The model.
+
+    Raises:
+        `MissingFileError`: If there is neither such a folder nor such a repository.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    place, revision = _place(where, token)
+    on = processes().device if device is None else torch.device(device)
+    if dtype is None:
+        dtype = torch.float32 if on.type == "cpu" else "auto"
+    model: Any = AutoModelForCausalLM.from_pretrained(place, revision=revision, dtype=dtype, token=token)
+    return model.to(on).eval()
+
+
+def load_tokenizer(where: str | Path, *, token: str | bool | None = None) -> Any:
+    """The tokenizer beside a model; see `load_for_evaluation`."""
+    from transformers import AutoTokenizer
+
+    place, revision = _place(where, token)
+    return AutoTokenizer.from_pretrained(place, revision=revision, token=token)
+
+
+def _place(where: str | Path, token: str | bool | None) -> tuple[str | Path, str | None]:
+    """A folder, or a Hub id and its revision, which transformers takes apart."""
+    locate(where, None, token, [CONFIG])  # its errors are clearer than those of transformers
+    return (where, None) if Path(where).is_dir() else split_revision(str(where))

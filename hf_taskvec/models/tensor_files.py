@@ -1,0 +1,192 @@
+"""Files of tensors, mapped: nothing is read until it is used.
+
+safetensors are opened with the safetensors library, which checks the header against the file; `.bin` files with torch's
+`weights_only` loader, which executes no code. What an index of shards says is checked before it is believed.
+"""
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hf_taskvec.algebra.sources import Source, samples
+from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.locations import Location
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+class TensorFile:
+    """One file of tensors, mapped. Equal to another if both are the same unchanged file."""
+
+    def __init__(self, path: Path, location: Location | None = None) -> None:
+        self.path = path
+        self.location = location or Location(str(path.parent.resolve()))
+        stat = path.stat()
+        #: changes when the file is written to, and stays when it is moved
+        self.stamp = f"{stat.st_size}.{stat.st_mtime_ns}"
+        self._identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        self._tensors: dict[str, torch.Tensor] | None = None
+        try:
+            if path.suffix == ".safetensors":
+                self._file = safe_open(path, framework="pt")
+                self.names = tuple(self._file.keys())
+            else:
+                self._tensors = _load_bin(path)
+                self.names = tuple(self._tensors)
+        except (SafetensorError, OSError) as error:
+            raise CorruptFileError(
+                f"{path.name} is damaged or not a safetensors file ({error}). Download or save it again."
+            ) from None
+
+    def header(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
+        """The shape and the dtype of a tensor (the dtype's name, where it is not one of ours)."""
+        if self._tensors is not None:
+            return tuple(self._tensors[name].shape), self._tensors[name].dtype
+        info = self._file.get_slice(name)
+        return tuple(info.get_shape()), _DTYPES.get(info.get_dtype(), info.get_dtype())
+
+    def _check_unchanged(self) -> None:
+        """Refuse a file that was written over in place: what is mapped of it has changed with it.
+
+        A file that was replaced or removed does no harm: the old one stays mapped.
+        """
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return
+        now = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if now[:2] == self._identity[:2] and now != self._identity:
+            raise ChangedSourceError(
+                f"{self.path.name} in {self.path.parent.name} was written over since the task vector was made from it. "
+                "Extract the vector again; to keep a vector, save it."
+            )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the file, mapped; an error if the file was written over meanwhile."""
+        self._check_unchanged()
+        return self._tensors[name] if self._tensors is not None else self._file.get_tensor(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorFile) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+@dataclass(frozen=True)
+class StoredTensor(Source):
+    """A tensor in a mapped file."""
+
+    file: TensorFile
+    name: str
+
+    @cached_property
+    def _header(self) -> tuple[tuple[int, ...], Any]:
+        return self.file.header(self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self._header[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self._header[1]
+
+    def read(self) -> torch.Tensor:
+        """The mapped tensor."""
+        return self.file.tensor(self.name)
+
+    @cached_property
+    def identity(self) -> str:
+        """Samples of its content, with its name and its file's size and time of change."""
+        sampled = hashlib.sha256(samples(self.read())).hexdigest()
+        return f"{sampled}|{self.file.stamp}|{self.name}"
+
+
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format of before torch 1.6 cannot be mapped
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CorruptFileError(
+            f"{path.name} holds more than tensors, and loading it could run code. Ask its author for safetensors, or "
+            "convert it on a machine where that does no harm."
+        ) from None
+    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+        raise CorruptFileError(
+            f"{path.name} is damaged or not a torch file ({type(error).__name__}). Download or save it again."
+        ) from None
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in loaded.items()
+    ):
+        raise CorruptFileError(f"{path.name} is not a state dict: it must map names to tensors and hold nothing else.")
+    for name, tensor in loaded.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise UnsupportedError(f"{path.name}: {name} is not a plain dense tensor. Save it as one.")
+    return dict(loaded)
+
+
+def open_files(folder: Path, names: tuple[str, ...], location: Location | None = None) -> dict[str, StoredTensor]:
+    """All tensors of the first of the named files (or indices of shards) that the folder has.
+
+    Args:
+        folder (`Path`):
+            Where the files are.
+        names (`tuple[str, ...]`):
+            Files, the preferred one first.
+        location (`Location`, *optional*):
+            Where the files can be found again, if that is not the folder.
+    """
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise MissingFileError(f"{folder.name} has none of {', '.join(names)}. Is it a model folder?")
+    if found.name.endswith(".index.json"):
+        return _open_shards(found, location)
+    file = TensorFile(found, location)
+    return {name: StoredTensor(file, name) for name in file.names}
+
+
+def _open_shards(index: Path, location: Location | None) -> dict[str, StoredTensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
+    tensors = {}
+    present = {path.name for path in index.parent.iterdir()}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard or shard in ("", ".", ".."):
+            raise CorruptFileError(
+                f"{index.name} names a shard outside its folder: {shard!r}. Do not trust this model."
+            )
+        if shard not in present:
+            raise MissingFileError(f"{index.name} names {shard}, which is missing. Download the model again.")
+        file = TensorFile(index.parent / shard, location)
+        listed = {name for name, where in weight_map.items() if where == shard}
+        for name in sorted(listed ^ set(file.names)):
+            place = f"only in {shard}" if name not in listed else f"not in {shard}"
+            raise CorruptFileError(
+                f"{index.name} and its shards disagree: {name} is {place}. Download the model again."
+            )
+        tensors.update({name: StoredTensor(file, name) for name in file.names})
+    return tensors
