@@ -1,5 +1,8 @@
 """Folders that appear when they are complete."""
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,40 @@ def test_an_earlier_output_comes_back_if_replacing_it_is_interrupted(
     _output(final, "new", overwrite=True)
     assert (final / "marker").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+_HOLDER = """
+import sys
+from hf_taskvec.files.output_folder import new_folder
+with new_folder(sys.argv[1], "marker") as part:
+    (part / "half").touch()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_is_told_so_and_a_killed_one_keeps_nobody_out(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path / "out")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"writing\n"
+        with pytest.raises(OutputError, match=r"^another run is writing out\."):
+            _output(tmp_path / "out", "second")
+        holder.kill()
+        holder.wait()
+    assert [path.name for path in tmp_path.iterdir()] == [".out.unfinished"]
+    assert [path.name for path in (tmp_path / ".out.unfinished").iterdir()] == ["half"]
+    _output(tmp_path / "out", "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["marker"]
+
+
+def test_an_output_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(locks))
+    with new_folder(tmp_path / "out", "marker"):
+        assert len(list(locks.iterdir())) == 1
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "other", "marker"):
+        raise ZeroDivisionError
+    assert not list(locks.iterdir())
