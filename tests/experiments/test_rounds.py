@@ -215,6 +215,18 @@ def test_a_run_that_was_stopped_between_its_files_is_made_whole(base: Path, tmp_
     assert files(tmp_path / "out") == before
 
 
+def test_what_a_killed_run_was_about_to_write_is_replaced(base: Path, tmp_path: Path) -> None:
+    run(base, tmp_path / "whole", rounds=1)
+    (tmp_path / "killed").mkdir()
+    for name in (STATE, TRACE):
+        (tmp_path / "killed" / f".{name}.partial").write_text("half")
+    run(base, tmp_path / "killed", rounds=1)
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    (tmp_path / "killed" / f".{STATE}.partial").write_text("half")
+    run(base, tmp_path / "killed", rounds=1, overwrite=True)
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
 def test_rounds_of_other_settings_are_not_continued(base: Path, tmp_path: Path) -> None:
     run(base, tmp_path / "out", rounds=1)
     with pytest.raises(OutputError, match="rounds of another base, other tasks or other settings"):

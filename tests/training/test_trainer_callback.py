@@ -18,6 +18,7 @@ from hf_taskvec.errors import (
     OutputError,
     UnsupportedError,
 )
+from hf_taskvec.files.output_folder import unfinished
 from hf_taskvec.training import TaskVectorCallback, TrainingSettings
 
 QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
@@ -59,6 +60,10 @@ def test_the_callback_saves_each_epoch(base: Path, blocks: datasets.Dataset, tmp
     model = AutoModelForCausalLM.from_pretrained(base)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     callback = TaskVectorCallback(tmp_path / "vectors", base if from_files else None)
+    if not from_files:  # as a run leaves it that was killed while it kept the starting weights
+        half = unfinished(tmp_path / "vectors" / ".start")
+        half.mkdir(parents=True)
+        (half / "model.safetensors").write_text("half")
     trainer(model, blocks, tmp_path / "trainer", callback).train()
     assert names(tmp_path / "vectors") == ["epoch-1", "epoch-2"]
     last = TaskVector.load(tmp_path / "vectors" / "epoch-2")
