@@ -191,7 +191,7 @@ class _Job:
     def attempt(self, batch: Sequence[Row]) -> dict[str, Continuation] | None:
         """The pending rows of a batch; `None` if memory ran out.
 
-        Our own errors wait until all processes can hear of them: nothing more is done until then.
+        Our own errors are kept until all processes can be told of them; nothing more is done until then.
         """
         from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 

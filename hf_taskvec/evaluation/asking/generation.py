@@ -36,11 +36,16 @@ class Generator:
     """Runs batches of passages through a model. Use it inside `with generator.prepared():`.
 
     Args:
-        model: a causal language model; its device, dtype, adapters and quantisation are left as they are.
-        tokenizer: its tokenizer. It needs no pad token: padded positions are masked, whatever stands there.
-        decoding (`Decoding`): greedy or sampled.
-        seed (`int`): of sampled decoding.
-        likelihood (`bool`): also ask for the likelihood of the true continuations.
+        model (`PreTrainedModel` or `PeftModel`):
+            A causal language model; its device, dtype, adapters and quantisation are left as they are.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer. It needs no pad token: padded positions are masked, whatever stands there.
+        decoding (`Decoding`):
+            Greedy or sampled.
+        seed (`int`):
+            Of sampled decoding.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also ask for the likelihood of the true continuations.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, seed: int, likelihood: bool = True) -> None:
@@ -79,8 +84,10 @@ class Generator:
         """The continuations of a batch, in its order.
 
         Args:
-            passages: the rows of the batch.
-            set_rows: called before each pass with the part of the batch that goes through, so that an edit
+            passages (`Sequence[TokenizedPassage]`):
+                The rows of the batch.
+            set_rows (`Callable[[slice], None]`):
+                Called before each pass with the part of the batch that goes through, so that an edit
                 with one λ for each row can follow.
         """
         # First: weights that are broken at this λ show in one forward pass.

@@ -20,9 +20,12 @@ class PassageValues:
     """The values of all passages at all λ, by book, split and metric.
 
     Args:
-        passages: the results, each with the same values of λ.
-        scales: those values, 0 first.
-        references: the names of the reference models; λ is chosen against the first.
+        passages (`Sequence[PassageResult]`):
+            The results, each with the same values of λ.
+        scales (`Sequence[float]`):
+            Those values, 0 first.
+        references (`Sequence[str]`, *optional*):
+            The names of the reference models; λ is chosen against the first.
     """
 
     passages: Sequence[PassageResult]

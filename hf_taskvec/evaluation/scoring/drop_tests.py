@@ -20,13 +20,15 @@ class LossTest:
     Args:
         first, second (`str`):
             The books: a forget or aligned one, and a retained or aligned one.
-        scale (`float`): λ.
+        scale (`float`):
+            λ.
         metric (`str`):
             What is lost.
         first_loss, second_loss (`float`):
             The share of its score at λ=0 that each book lost (0.3: 30 %); for
             perplexity the logarithm of its growth.
-        difference (`Interval`): `first_loss − second_loss`. The books share no passage: drawn apart.
+        difference (`Interval`):
+            `first_loss − second_loss`. The books share no passage: drawn apart.
         p_value (`float`):
             Of the one-sided permutation test for `first_loss > second_loss`.
         passages (`tuple[int, int]`):
@@ -64,11 +66,14 @@ def loss_tests(
     """A `LossTest` at one λ for every two books whose roles are in `PAIRS`.
 
     Args:
-        books: names and roles.
-        scale (`float`): λ.
+        books (`Sequence[tuple[str, str]]`):
+            Names and roles.
+        scale (`float`):
+            λ.
         metric (`Metric`):
             A memory metric.
-        column: the values of a book's passages at some λ, by the book's name.
+        column (`Callable[[str, float], ndarray]`):
+            The values of a book's passages at some λ, by the book's name.
         draws (`Draws`):
             For the interval and the test.
     """

@@ -134,7 +134,8 @@ def choose(
     """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
 
     Args:
-        scales: the values of λ, 0 among them.
+        scales (`Sequence[float]`):
+            The values of λ, 0 among them.
         choosing (`Half`):
             The half of the passages that chooses λ.
         reporting (`Half`):

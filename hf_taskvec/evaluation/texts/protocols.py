@@ -36,7 +36,8 @@ class Decoding:
             At most so many; without it, as many as the true answer has.
         total_length (`int`, *optional*):
             Prompt and continuation together have at most so many tokens.
-        temperature (`float`): 0 takes the most probable token.
+        temperature (`float`, *optional*, defaults to 0):
+            0 takes the most probable token.
         top_p (`float`):
             The nucleus that is sampled from.
     """
