@@ -155,7 +155,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         cls,
         model: torch.nn.Module,
         data: Any,
-        lr: float,
+        learning_rate: float,
         *,
         name: str = "gradient",
         batch_size: int = 8,
@@ -163,7 +163,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         tokenizer: Any = None,
         progress: bool | None = None,
     ) -> "TaskVector":
-        """The vector of one full-batch gradient step, `−lr ∇L(θ)`: what one epoch of gradient descent gives.
+        """The vector of one full-batch gradient step, `−η ∇L(θ)`: what one epoch of gradient descent gives.
 
         L is the mean loss of the next token over all of the data, without dropout. The gradient is accumulated over
         batches, in fp32 or better; under `accelerate launch` the processes share the rows. The model and its `.grad`
@@ -172,7 +172,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         Args:
             model: a live causal language model; parameters that require no gradient are left out.
             data: a `datasets.Dataset` with `input_ids`, token-id sequences, or texts.
-            lr: the step's learning rate.
+            learning_rate: η, the size of the step.
             name: the vector's label in expressions.
             batch_size: rows in a forward pass.
             max_length: cut rows to this many tokens.
@@ -184,7 +184,7 @@ class TaskVector(Mapping[str, tuple[Term, ...]]):
         return from_gradient(
             model,
             data,
-            lr,
+            learning_rate,
             name=name,
             batch_size=batch_size,
             max_length=max_length,

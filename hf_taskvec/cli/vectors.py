@@ -198,7 +198,7 @@ def compare(
         shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
         lines += ["", table("Cosine of each layer", ["layer", "cosine"], shown)]
     if plot is not None:
-        data = render({"plot": cosines.parts_figure if len(names) == 2 else cosines.figure})["plot.png"]
+        data = render({"plot": lambda: cosines.figure("parts" if len(names) == 2 else "total")})["plot.png"]
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_bytes(data)
         remember(plot)
