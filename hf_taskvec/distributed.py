@@ -68,7 +68,7 @@ class Processes:
         return list(gather_object([value]))
 
     def all_reduce(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        """The sum of a CPU tensor over all processes, on the CPU."""
+        """The sum of a tensor over all processes, on the CPU if there are several."""
         if self.num_processes == 1:
             return tensor
         import torch

@@ -2,6 +2,9 @@
 
 Each subclass is also the built-in exception that a caller would expect, so `except ValueError` keeps working.
 A message says what went wrong, with which parameter or file, and what to do about it.
+
+>>> issubclass(MismatchError, TaskVectorError), issubclass(MismatchError, ValueError)
+(True, True)
 """
 
 from collections.abc import Iterable
@@ -9,51 +12,61 @@ from difflib import get_close_matches
 
 
 class TaskVectorError(Exception):
-    """Anything that hf_taskvec refuses to do."""
+    """Anything that hf_taskvec refuses to do: `except TaskVectorError` catches all of the errors below."""
 
 
 class MismatchError(TaskVectorError, ValueError):
-    """Two things that should fit do not: names, shapes, vocabulary, architecture."""
+    """Raised when two things that should fit do not: names, shapes, vocabulary or architecture.
+
+    For example a vector with a parameter that the model lacks, or two vectors of models of different sizes.
+    """
 
 
 class UnsupportedError(TaskVectorError, ValueError):
-    """Something that cannot be represented as a task vector: quantised weights, another PEFT method, ..."""
+    """Raised when something cannot be done with what was given, or with what is installed.
+
+    For example quantised weights or a PEFT method other than LoRA, which no task vector can represent, or a plot
+    without matplotlib.
+    """
 
 
 class BadValueError(TaskVectorError, ValueError):
-    """An argument or a stored number that makes no sense: NaN weights, a rank of 0, an identical fine-tune."""
+    """Raised when an argument or a stored number makes no sense.
+
+    For example weights that are NaN, a rank of 0, an unknown option, or a fine-tune that equals its base.
+    """
 
 
 class CorruptFileError(TaskVectorError, ValueError):
-    """A file that is damaged, truncated, unsafe, or of an unknown format version."""
+    """Raised when a file is damaged, cut off, unsafe to load, or of a format version that is not known."""
 
 
 class ChangedSourceError(TaskVectorError, ValueError):
-    """A base or fine-tune is no longer what it was when the vector was made."""
+    """Raised when a base or a fine-tune is read that is no longer what it was when the vector was made."""
 
 
 class DivergedError(TaskVectorError, ArithmeticError):
-    """Training that went wrong: a loss or a gradient that is not a finite number."""
+    """Raised when training went wrong: a loss or a gradient is not a finite number."""
 
 
 class OutputError(TaskVectorError, OSError):
-    """Output that cannot be written: a folder that is not ours, no permission, a full disk."""
+    """Raised when output cannot be written: a folder holds somebody else's files, no permission, a full disk."""
 
 
 class MissingFileError(TaskVectorError, FileNotFoundError):
-    """A folder, a shard or a Hub repository that is not there."""
+    """Raised when a folder, a file of a checkpoint or a Hub repository is not there."""
 
 
 class HubError(TaskVectorError, OSError):
-    """The Hub refused a push or could not be reached."""
+    """Raised when the Hub refuses a push or cannot be reached."""
 
 
 class LeakError(TaskVectorError, ValueError):
-    """A path of this machine, a token or the user's name would have been published."""
+    """Raised before a push that would publish a path of this machine, a token or the user's name."""
 
 
 class MissingNameError(TaskVectorError, KeyError):
-    """A parameter or option that does not exist."""
+    """Raised when a parameter, an option or another name is asked for that does not exist."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0])

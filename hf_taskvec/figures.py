@@ -4,11 +4,14 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers 
 """
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.errors import UnsupportedError
+from hf_taskvec import atomic
+from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +25,42 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "svg.hashsalt": "hf_taskvec",
 }
+# Formats of files, and what keeps the time and matplotlib's version out of them: the same figure gives the same bytes.
+_FORMATS: dict[str, Any] = {"png": {"Software": None}, "svg": {"Date": None}}
+
+
+class Plottable(ABC):
+    """A result that can be drawn: `figure()` gives the figure, and `plot(output)` writes it to a file."""
+
+    @abstractmethod
+    def figure(self) -> "Figure":
+        """Draw the result.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure; a notebook shows it, and it can be changed before it is saved.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
+
+    def plot(self, output: str | Path) -> Path:
+        """Draw the result into a file.
+
+        Args:
+            output (`str` or `Path`):
+                The file to write; its name ends in `.png` or `.svg`. Folders that do not exist are made.
+
+        Returns:
+            `Path`: The file that was written.
+
+        Raises:
+            `BadValueError`: If the name ends in something else.
+            `OutputError`: If the file cannot be written.
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
+        return save_figure(self.figure, output)
 
 
 def look(i: int) -> dict[str, Any]:
@@ -31,26 +70,61 @@ def look(i: int) -> dict[str, Any]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The library's look, for figures that are made or saved inside the block."""
+    """The library's style for figures that are made inside the block, whatever style is set for matplotlib.
+
+    It also decorates a function that makes figures: `@styled()`.
+    """
+    with _matplotlib().rc_context(_STYLE):
+        yield
+
+
+def render(pages: "Mapping[str, Figure] | Mapping[str, Callable[[], Figure]]") -> dict[str, bytes]:
+    """Every figure as PNG and SVG, by file name: the same bytes for the same figure.
+
+    Args:
+        pages (`Mapping[str, Figure]` or `Mapping[str, Callable]`):
+            For each name of a file, without its ending, the figure, or what draws it.
+
+    Returns:
+        `dict[str, bytes]`: The content of each file.
+
+    Raises:
+        `UnsupportedError`: If matplotlib is not installed.
+
+    """
+    files = {}
+    # The renderers are called directly: no window system is needed, and no state of pyplot is touched.
+    with styled():
+        for name, page in pages.items():
+            figure = page() if callable(page) else page
+            for kind, metadata in _FORMATS.items():
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+                files[f"{name}.{kind}"] = buffer.getvalue()
+    return files
+
+
+def save_figure(make: "Callable[[], Figure]", output: str | Path) -> Path:
+    """Draw a figure into one file, a PNG or an SVG by the ending of its name; see `Plottable.plot`."""
+    output = Path(output)
+    kind = output.suffix.removeprefix(".").lower()
+    if kind not in _FORMATS:
+        raise BadValueError(f"{output.name!r} is no name for a plot: it must end in .png or .svg.")
+    # Both formats are made: a figure's layout changes a little when it is drawn again, and files of one name match.
+    data = render({"figure": make})[f"figure.{kind}"]
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(output, data)
+    except OSError as error:
+        raise OutputError(f"{output.name} cannot be written ({error.strerror or error}).") from None
+    return output
+
+
+def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
         raise UnsupportedError(
             "plots need matplotlib: pip install 'hf-taskvec[plots]', or leave the plots out"
         ) from error
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
-def render(pages: "Mapping[str, Figure] | Mapping[str, Callable[[], Figure]]") -> dict[str, bytes]:
-    """Every figure, or what draws it, as PNG and SVG, by file name: the same bytes for the same figure."""
-    files = {}
-    # The renderers are asked for directly: no window system, and no state of pyplot is touched.
-    with styled():
-        for name, page in pages.items():
-            figure = page() if callable(page) else page
-            for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
-                files[f"{name}.{kind}"] = buffer.getvalue()
-    return files
+    return matplotlib

@@ -22,18 +22,28 @@ _Result = TypeVar("_Result")
 class Run(Protocol):
     """Gives the function's result for each item, in the order of the items."""
 
-    def __call__(self, function: Callable[[_Item], _Result], items: Iterable[_Item], /) -> Iterator[_Result]: ...
+    def __call__(self, function: Callable[[_Item], _Result], items: Iterable[_Item], /) -> Iterator[_Result]:
+        """Call the function with each item, in whichever thread is free."""
 
 
 @contextmanager
 def workers(threads: int | None = None) -> Iterator[Run]:
     """Threads that take items as they are made, a few ahead of what is asked for.
 
-    Unless given, they are as many as torch uses, but no more than 16.
+    While the block runs, torch uses one thread in this process and in each of these.
 
-    >>> with workers(2) as run:
-    ...     list(run(abs, [-1, 2, -3]))
-    [1, 2, 3]
+    Args:
+        threads (`int`, *optional*):
+            How many; by default as many as torch uses, but no more than 16.
+
+    Yields:
+        `Run`: A function that takes a function and items, and gives the results in the order of the items.
+
+    Example:
+        >>> with workers(2) as run:
+        ...     list(run(abs, [-1, 2, -3]))
+        [1, 2, 3]
+
     """
     before = torch.get_num_threads()
     count = threads or min(before, MOST)

@@ -23,6 +23,7 @@ import torch
 from hf_taskvec import TaskVectorError
 from hf_taskvec.algebra.provenance import label_for
 from hf_taskvec.analysis import report_sections as sections
+from hf_taskvec.analysis.markdown_report import MarkdownReport
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.experiments.book_reading import read_tokenizer
@@ -44,23 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         check_fits(vector, base)
     rows = read_texts(options, names, base.config) if options.data else None
 
-    report = sections.Report(options.output, f"{base.name}: what its fine-tunes tell")
-    sections.geometry(report, vectors)
-    sections.ranks(report, options.base, vectors, base.config)
+    report = MarkdownReport(options.output, f"{base.name}: what its fine-tunes tell")
+    sections.write_cosines(report, vectors)
+    sections.write_ranks(report, options.base, vectors, base.config)
     gradient = None
     if rows is not None:
         model = load_for_evaluation(base.folder, dtype=torch.float32, device=options.device)
-        texts = sections.Texts(model, rows, options.batch_size)
-        sections.correlation(report, vectors, texts, options.pooling)
-        sections.linearity(report, vectors, texts)
-        gradient = sections.gradients(report, vectors, texts)[names[0]]
+        texts = sections.BaseAndTexts(model, rows, options.batch_size)
+        sections.write_correlations(report, vectors, texts, options.pooling)
+        sections.write_linearity(report, vectors, texts)
+        gradient = sections.write_gradients(report, vectors, texts)[names[0]]
         if options.landscape:
-            sections.landscape(report, vectors, texts, options.landscape)
+            sections.write_landscape(report, vectors, texts, options.landscape)
     if steps:
-        sections.epochs(report, steps, gradient)
+        sections.write_epochs(report, steps, gradient)
     if rows is None:
         missing = "correlation, λ from theory, linearity, gradients" + (", the landscape" if options.landscape else "")
-        report.section(
+        report.begin_section(
             "With texts", f"Give a text for each fine-tune (`--data`) for what needs forward passes: {missing}."
         )
     return report.save()

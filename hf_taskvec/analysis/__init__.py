@@ -1,6 +1,24 @@
-"""Knowing before doing: what vectors and models tell about an edit before it is made.
+"""What vectors and models tell about an edit before it is made.
 
-The public names are listed here and imported when first used.
+| question | function | module |
+|---|---|---|
+| How alike are two tasks? | `task_correlation`, `correlation_matrix` | `correlations` |
+| … without running a model? | `correlation_proxy`, `cosine_matrix` | `correlations`, `cosines` |
+| Which λ does theory recommend for adding, forgetting, transfer? | `recommend_scales` | `recommended_scales` |
+| How low is the rank of weights or of a change? | `stable_ranks`, `effective_ranks` | `ranks` |
+| Which neurons does a vector change much? | `large_rows` | `ranks` |
+| Are features linear in the weights between two fine-tunes? | `cross_task_linearity` | `linearity` |
+| What does a model say with features that are mixed at one layer? | `stitch` | `stitching` |
+| How far is fine-tuning one gradient step? | `gradient_alignment`, `TaskVector.from_gradient` | `gradients` |
+| What is the loss around a model and two fine-tunes? | `loss_landscape` | `landscapes` |
+
+Vectors are compared from their files, without a model. What runs a model takes a live one, or
+`EditedModel(base, vector)` for many fine-tunes of one base in the memory of one, and leaves it as it was, bit for bit.
+
+Every result that can be drawn has `figure()`, which returns a matplotlib figure, and `plot(output)`, which writes it to
+a file. `report_sections` puts all of it into one Markdown report (`recipes/analyze.py`).
+
+The public names are listed here and imported when first used:
 
     from hf_taskvec.analysis import task_correlation, recommend_scales
 """
@@ -17,34 +35,30 @@ if TYPE_CHECKING:
         task_correlation,
     )
     from hf_taskvec.analysis.cosines import CosineMatrix, cosine_matrix
-    from hf_taskvec.analysis.gradients import Alignment, gradient_alignment
+    from hf_taskvec.analysis.edited_models import EditedModel
+    from hf_taskvec.analysis.gradients import GradientAlignment, gradient_alignment
     from hf_taskvec.analysis.landscapes import Landscape, loss_landscape
-    from hf_taskvec.analysis.linearity import Linearity, Measures, cross_task_linearity, stitch
-    from hf_taskvec.analysis.ranks import LargeRows, Ranks, effective_ranks, large_rows, stable_ranks
-    from hf_taskvec.analysis.recommended_scales import (
-        PRACTICAL_MARGIN,
-        Recommendation,
-        Region,
-        Transfer,
-        recommend_scales,
-    )
-    from hf_taskvec.analysis.token_batches import Edited
+    from hf_taskvec.analysis.linearity import Linearity, LinearityMeasures, cross_task_linearity
+    from hf_taskvec.analysis.ranks import LargeRows, StableRanks, effective_ranks, large_rows, stable_ranks
+    from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, Recommendation, recommend_scales
+    from hf_taskvec.analysis.scale_theorems import ScaleRegion, TransferScales
+    from hf_taskvec.analysis.stitching import stitch
 
 _HOME = {
-    "Alignment": "gradients",
     "Correlation": "correlations",
     "CorrelationMatrix": "correlations",
     "CosineMatrix": "cosines",
-    "Edited": "token_batches",
+    "EditedModel": "edited_models",
+    "GradientAlignment": "gradients",
     "Landscape": "landscapes",
     "LargeRows": "ranks",
     "Linearity": "linearity",
-    "Measures": "linearity",
+    "LinearityMeasures": "linearity",
     "PRACTICAL_MARGIN": "recommended_scales",
-    "Ranks": "ranks",
     "Recommendation": "recommended_scales",
-    "Region": "recommended_scales",
-    "Transfer": "recommended_scales",
+    "ScaleRegion": "scale_theorems",
+    "StableRanks": "ranks",
+    "TransferScales": "scale_theorems",
     "correlation_matrix": "correlations",
     "correlation_proxy": "correlations",
     "cosine_matrix": "cosines",
@@ -55,25 +69,25 @@ _HOME = {
     "loss_landscape": "landscapes",
     "recommend_scales": "recommended_scales",
     "stable_ranks": "ranks",
-    "stitch": "linearity",
+    "stitch": "stitching",
     "task_correlation": "correlations",
 }
 
 __all__ = [
     "PRACTICAL_MARGIN",
-    "Alignment",
     "Correlation",
     "CorrelationMatrix",
     "CosineMatrix",
-    "Edited",
+    "EditedModel",
+    "GradientAlignment",
     "Landscape",
     "LargeRows",
     "Linearity",
-    "Measures",
-    "Ranks",
+    "LinearityMeasures",
     "Recommendation",
-    "Region",
-    "Transfer",
+    "ScaleRegion",
+    "StableRanks",
+    "TransferScales",
     "correlation_matrix",
     "correlation_proxy",
     "cosine_matrix",

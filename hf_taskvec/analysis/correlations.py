@@ -10,51 +10,50 @@ in one of three ways (`Pooling`), so the values are to be compared with each oth
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.analysis.argument_checks import check_batch_size
 from hf_taskvec.analysis.cosines import cosine_matrix, places_of
-from hf_taskvec.analysis.token_batches import (
-    Batch,
-    Data,
-    Rows,
-    Subject,
-    batches,
-    check_batch_size,
-    check_rows,
-    looking_at,
-    make_batch,
-    model_of,
-    progress_bar,
-    skips_logits,
-    token_rows,
-    vocabulary_of,
-)
+from hf_taskvec.analysis.edited_models import FineTuned, applied_model, model_of, vocabulary_size
+from hf_taskvec.analysis.pooled_logits import Pooling, SamplePooling, pooled_logits
+from hf_taskvec.analysis.token_rows import Data, Rows, check_rows, token_rows
 from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.figures import Plottable
+from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: One sample for each row: the logits after its last token (`last`) or their mean over its tokens (`mean`); or one for
-#: each of some positions of each row, drawn at random (`sample`).
-Pooling = Literal["last", "mean", "sample"]
-
-# The logits of one forward pass, and the pooled outputs of all models that are held, take at most so many bytes.
-_LOGITS_BYTES = 1 << 29
+# The pooled outputs of all models that are held take at most so many bytes.
 _HELD_BYTES = 1 << 28
 _HELD_EACH = 4 + 8  # bytes of an output: as the model gave it, and centred in fp64
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """α̂ of eq. (11): the mean of the correlations on either task's data, each in [−1, 1]."""
+    """α̂ of eq. (11), made by `task_correlation`; `float(correlation)` is its value.
+
+    Args:
+        value (`float`):
+            The mean of the two correlations, in [−1, 1].
+        on_a (`float`):
+            The correlation on the first task's data, in [−1, 1].
+        on_b (`float`):
+            The correlation on the second task's data, in [−1, 1].
+        pooling (`str`):
+            Which outputs were compared: `"last"`, `"mean"` or `"sample"`.
+        samples (`tuple[int, int]`):
+            The number of samples of either task's data.
+
+    """
 
     value: float
     on_a: float
     on_b: float
-    pooling: str
+    pooling: Pooling
     samples: tuple[int, int]
 
     def __float__(self) -> float:
@@ -65,27 +64,37 @@ class Correlation:
 
 
 @dataclass(frozen=True)
-class CorrelationMatrix:
-    """α̂ between each two of several tasks; 1 on the diagonal."""
+class CorrelationMatrix(Plottable):
+    """α̂ between each two of several tasks; `matrix["a", "b"]` is one of them.
+
+    Args:
+        names (`tuple[str, ...]`):
+            The tasks, in the order of rows and columns.
+        values (`tuple[tuple[float, ...], ...]`):
+            The correlations; 1 on the diagonal.
+        method (`str`):
+            How they were measured, in words.
+
+    """
 
     names: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
-    pooling: str
+    method: str
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         one, other = places_of(pair, self.names, "task")
         return self.values[one][other]
 
     def figure(self) -> "Figure":
-        """A heat map."""
-        from hf_taskvec.analysis.plots import matrix_figure
+        """A heat map of the correlations."""
+        from hf_taskvec.analysis.result_figures import heat_map_figure
 
-        return matrix_figure(self.names, self.values, f"Task correlation α̂ ({self.pooling})")
+        return heat_map_figure(self.names, self.values, f"Task correlation α̂ ({self.method})")
 
 
 def task_correlation(
-    model_a: Subject,
-    model_b: Subject,
+    model_a: FineTuned,
+    model_b: FineTuned,
     data_a: Data,
     data_b: Data,
     *,
@@ -100,23 +109,50 @@ def task_correlation(
     """The correlation α̂ of two tasks, from the models fine-tuned on them and held-out data of both: eq. (11).
 
     Args:
-        model_a, model_b: the two fine-tuned models: live ones, or `Edited(base, vector)`, which needs one model in
-            memory for both.
-        data_a, data_b: each task's data: a `datasets.Dataset` with `input_ids`, token-id sequences, or texts.
-        pooling: which outputs are compared: see `Pooling`.
-        positions: how many positions of each row, with `pooling="sample"`.
-        batch_size: rows in a forward pass.
-        max_length: cut rows to this many tokens.
-        tokenizer: for texts.
-        seed: of the sampled positions.
-        progress: show a progress bar; by default on a terminal.
+        model_a (`torch.nn.Module` or `EditedModel`):
+            The model fine-tuned on the first task: a live one, or `EditedModel(base, vector)`, with which one model in
+            memory is enough for both.
+        model_b (`torch.nn.Module` or `EditedModel`):
+            The model fine-tuned on the second task.
+        data_a (`Dataset`, or an iterable of token-id sequences or texts):
+            The first task's data; a `datasets.Dataset` has the column `input_ids`.
+        data_b (`Dataset`, or an iterable of token-id sequences or texts):
+            The second task's data.
+        pooling (`str`, *optional*, defaults to `"last"`):
+            Which outputs are compared. One sample for each row: the logits after its last token (`"last"`), or their
+            mean over its tokens (`"mean"`); or one for each of some positions of each row, drawn at random
+            (`"sample"`).
+        positions (`int`, *optional*, defaults to 16):
+            How many positions of each row, with `pooling="sample"`.
+        batch_size (`int`, *optional*, defaults to 8):
+            Rows in a forward pass.
+        max_length (`int`, *optional*):
+            Cut rows to this many tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For texts.
+        seed (`int`, *optional*, defaults to 0):
+            Of the sampled positions.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `Correlation`: α̂, and its two halves.
+
+    Raises:
+        `BadValueError`: If the data is empty or all the same, or logits are NaN or infinite.
+        `MismatchError`: If the models have vocabularies of different sizes.
+
+    Example:
+        >>> alpha = task_correlation(tuned_a, tuned_b, texts_a, texts_b, tokenizer=tokenizer)  # doctest: +SKIP
+        >>> recommend_scales(alpha).forget.in_sweep.scale  # doctest: +SKIP
+
     """
     subjects = {"a": model_a, "b": model_b}
     rows = {
         "a": token_rows(data_a, tokenizer, max_length, "data_a"),
         "b": token_rows(data_b, tokenizer, max_length, "data_b"),
     }
-    pool = _Pool(pooling, positions, seed, batch_size)
+    pool = SamplePooling(pooling, positions, seed, batch_size)
     _check(subjects, rows, pool)
     found = {}
     with progress_bar([], "Correlating", progress, _steps(rows, subjects, pool)) as bar:
@@ -127,7 +163,7 @@ def task_correlation(
 
 
 def correlation_matrix(
-    models: Mapping[str, Subject],
+    models: Mapping[str, FineTuned],
     data: Mapping[str, Data],
     *,
     pooling: Pooling = "last",
@@ -141,10 +177,38 @@ def correlation_matrix(
     """α̂ between each two of several tasks. Each model sees each data set, whatever the number of pairs.
 
     Args:
-        models: task -> its fine-tuned model (live, or `Edited(base, vector)`).
-        data: task -> its data, under the same names.
+        models (`Mapping[str, torch.nn.Module | EditedModel]`):
+            For each task its fine-tuned model: a live one, or `EditedModel(base, vector)`.
+        data (`Mapping[str, Dataset]`, or of iterables of token-id sequences or texts):
+            For each task its data, under the same names.
+        pooling (`str`, *optional*, defaults to `"last"`):
+            Which outputs are compared. One sample for each row: the logits after its last token (`"last"`), or their
+            mean over its tokens (`"mean"`); or one for each of some positions of each row, drawn at random
+            (`"sample"`).
+        positions (`int`, *optional*, defaults to 16):
+            How many positions of each row, with `pooling="sample"`.
+        batch_size (`int`, *optional*, defaults to 8):
+            Rows in a forward pass.
+        max_length (`int`, *optional*):
+            Cut rows to this many tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For texts.
+        seed (`int`, *optional*, defaults to 0):
+            Of the sampled positions.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
 
-    The other arguments are those of `task_correlation`.
+    Returns:
+        `CorrelationMatrix`: α̂ of each pair.
+
+    Raises:
+        `BadValueError`: If there are fewer than two tasks, the data is empty or all the same, or logits are NaN.
+        `MismatchError`: If `models` and `data` name different tasks, or the vocabularies differ in size.
+
+    Example:
+        >>> models = {name: EditedModel(base, vector) for name, vector in vectors.items()}  # doctest: +SKIP
+        >>> correlation_matrix(models, texts, tokenizer=tokenizer).plot("correlation.png")  # doctest: +SKIP
+
     """
     if not isinstance(models, Mapping) or not isinstance(data, Mapping):
         raise BadValueError(
@@ -155,7 +219,7 @@ def correlation_matrix(
     if set(models) != set(data):
         raise MismatchError(f"models and data name different tasks: {', '.join(sorted(set(models) ^ set(data)))}.")
     rows = {name: token_rows(data[name], tokenizer, max_length, f"the data of {name}") for name in models}
-    pool = _Pool(pooling, positions, seed, batch_size)
+    pool = SamplePooling(pooling, positions, seed, batch_size)
     _check(models, rows, pool)
     names, subjects = tuple(models), list(models.values())
     halves: dict[tuple[int, int], list[float]] = {pair: [] for pair in combinations(range(len(names)), 2)}
@@ -170,44 +234,44 @@ def correlation_matrix(
     return CorrelationMatrix(names, tuple(map(tuple, values)), f"{pooling} pooling")
 
 
-def correlation_proxy(vectors: Sequence[TaskVector] | Mapping[str, TaskVector]) -> CorrelationMatrix:
+def correlation_proxy(
+    vectors: Sequence[TaskVector] | Mapping[str, TaskVector], *, progress: bool | None = None
+) -> CorrelationMatrix:
     """The vectors' cosines in place of α̂: no model, no data, no forward pass.
 
     It orders pairs of tasks much as α̂ does, but its values are others: near 0 for most fine-tunes in large models.
+
+    Args:
+        vectors (`Sequence[TaskVector]` or `Mapping[str, TaskVector]`):
+            By name; or a sequence, whose expressions are the names.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `CorrelationMatrix`: The cosine of each pair.
+
+    Raises:
+        `BadValueError`: If there are fewer than two vectors, or one changes nothing.
+        `MismatchError`: If they are of models of different sizes or architectures.
+
+    Example:
+        >>> import torch
+        >>> one, other = (TaskVector.from_tensors({"w": torch.tensor(w)}) for w in ([3.0, 4.0], [1.0, 0.0]))
+        >>> correlation_proxy({"a": one, "b": other})["a", "b"]
+        0.6
+
     """
-    found = cosine_matrix(vectors, progress=False)
+    found = cosine_matrix(vectors, progress=progress)
     return CorrelationMatrix(found.names, found.total, "proxy: the vectors' cosine")
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """How samples are made of a row's logits."""
-
-    how: Pooling
-    positions: int
-    seed: int
-    batch_size: int
-
-    def count(self, row: Sequence[int]) -> int:
-        return min(self.positions, len(row)) if self.how == "sample" else 1
-
-    def chosen(self, number: int, length: int) -> torch.Tensor:
-        """The positions of a row that are looked at, whatever its neighbours in the batch."""
-        if self.how == "last":
-            return torch.tensor([length - 1])
-        if self.how == "mean":
-            return torch.arange(length)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        return torch.randperm(length, generator=generator)[: self.positions].sort().values
-
-
-def _check(subjects: Mapping[str, Subject], rows: Mapping[str, Rows], pool: _Pool) -> None:
+def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, Rows], pool: SamplePooling) -> None:
     if pool.how not in get_args(Pooling):
         raise BadValueError(f"pooling={pool.how!r} is not one of {', '.join(get_args(Pooling))}.")
     if pool.positions < 1:
         raise BadValueError(f"positions={pool.positions}: at least one position of each row must be looked at.")
     check_batch_size(pool.batch_size)
-    sizes = {name: vocabulary_of(model_of(subject)) for name, subject in subjects.items()}
+    sizes = {name: vocabulary_size(model_of(subject)) for name, subject in subjects.items()}
     if len(set(sizes.values())) > 1:
         described = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise MismatchError(
@@ -223,8 +287,8 @@ def _check(subjects: Mapping[str, Subject], rows: Mapping[str, Rows], pool: _Poo
             check_rows(each, model_of(subject), f"the data of {name}")
 
 
-def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: _Pool) -> list[slice]:
-    """Runs of rows whose outputs, of all models, may be held at once; a vector is put on and off once for each."""
+def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: SamplePooling) -> list[slice]:
+    """Runs of rows whose outputs, of all models, may be held at once; a vector is applied and removed once for each."""
     most = max(1, _HELD_BYTES // (_HELD_EACH * vocabulary * subjects))
     found, start, held = [], 0, 0
     for number, row in enumerate(rows):
@@ -235,8 +299,8 @@ def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: _Pool) -> list[sli
     return [*found, slice(start, len(rows))]
 
 
-def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, Subject], pool: _Pool) -> int:
-    vocabulary = vocabulary_of(model_of(next(iter(subjects.values()))))
+def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, FineTuned], pool: SamplePooling) -> int:
+    vocabulary = vocabulary_size(model_of(next(iter(subjects.values()))))
     total = 0
     for each in rows.values():
         passes = 1 if len(_chunks(each, vocabulary, len(subjects), pool)) == 1 else 2
@@ -245,16 +309,16 @@ def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, Subject], pool: _Poo
 
 
 def _cosines(
-    subjects: Sequence[Subject], rows: Rows, pairs: Sequence[tuple[int, int]], pool: _Pool, bar: Any
+    subjects: Sequence[FineTuned], rows: Rows, pairs: Sequence[tuple[int, int]], pool: SamplePooling, bar: Any
 ) -> list[float]:
     """For each pair of models the mean cosine of their centred outputs over the rows."""
-    vocabulary = vocabulary_of(model_of(subjects[0]))
+    vocabulary = vocabulary_size(model_of(subjects[0]))
     chunks = _chunks(rows, vocabulary, len(subjects), pool)
 
     def outputs(chunk: slice) -> Iterator[torch.Tensor]:
         for subject in subjects:
-            with looking_at(subject) as model:
-                found = _outputs(model, rows[chunk], chunk.start, pool, bar)
+            with applied_model(subject) as model:
+                found = pooled_logits(model, rows[chunk], chunk.start, pool, bar)
             yield found  # outside: whatever the caller does, the model is as it was
 
     sums = [torch.zeros(vocabulary, dtype=torch.float64) for _ in subjects]
@@ -283,41 +347,7 @@ def _normed(output: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     # One text in two places of a batch may give outputs that differ in fp32's last digits.
     if not bool((norms > 1e-6 * whole).all()):
         raise BadValueError(
-            "a model gives the same output for every row, so there is no direction to compare. Is all the data the same text?"
+            "a model gives the same output for every row, so there is no direction to compare. Is all the data the "
+            "same text?"
         )
     return centred.div_(norms)
-
-
-def _outputs(model: Any, rows: Rows, first: int, pool: _Pool, bar: Any) -> torch.Tensor:
-    """The pooled logits of some rows, one line for each sample, in fp32."""
-    vocabulary = vocabulary_of(model)
-    skips = skips_logits(model)
-    found = []
-    for batch in batches(rows, pool.batch_size, first):
-        most = max(1, _LOGITS_BYTES // (4 * vocabulary * batch.input_ids.shape[1]))
-        for start in range(0, len(batch.lengths), most):
-            part = rows[batch.first - first :][start : min(start + most, len(batch.lengths))]
-            found.append(_pooled(model, make_batch(part, batch.first + start), pool, skips))
-        bar.update(len(batch.lengths))
-    result = torch.cat(found)
-    if not bool(result.isfinite().all()):
-        raise BadValueError(
-            "the model's logits are NaN or infinite: its weights are broken (or too large for float16)."
-        )
-    return result
-
-
-@torch.inference_mode()
-def _pooled(model: Any, batch: Batch, pool: _Pool, skips: bool) -> torch.Tensor:
-    chosen = [pool.chosen(batch.first + i, int(length)) for i, length in enumerate(batch.lengths)]
-    asked = torch.cat(chosen).unique()  # the output layer is not asked for what no row needs
-    inputs = batch.inputs(model)
-    keep = {"logits_to_keep": asked.to(inputs["input_ids"].device)} if skips else {}
-    logits = model(**inputs, use_cache=False, **keep).logits
-    place = {int(position): i for i, position in enumerate(asked)} if skips else None
-    samples = []
-    for i, positions in enumerate(chosen):
-        index = positions if place is None else torch.tensor([place[int(p)] for p in positions])
-        own = logits[i, index.to(logits.device)].float()
-        samples.append(own.mean(dim=0, keepdim=True) if pool.how == "mean" else own)
-    return torch.cat(samples).cpu()

@@ -7,15 +7,19 @@ the task.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
+from hf_taskvec.analysis.argument_checks import check_vectors
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.figures import Plottable, save_figure
+from hf_taskvec.progress import progress_bar
 from hf_taskvec.threads import workers
 
 if TYPE_CHECKING:
@@ -26,11 +30,30 @@ OUTSIDE = "outside"
 _Matrix = tuple[tuple[float, ...], ...]
 
 
+#: What a figure of cosines shows: the total; each pair and each norm by layer; or the parts of each layer.
+CosineView = Literal["total", "layers", "parts"]
+
+
 @dataclass(frozen=True)
-class CosineMatrix:
-    """Cosines between vectors, and their norms, in total, by layer (`"0"`, `"1"`, …, `"outside"`) and by parameter.
+class CosineMatrix(Plottable):
+    """Cosines between vectors, and their norms; made by `cosine_matrix`. `matrix["a", "b"]` is one of them.
 
     A cosine is nan where a vector does not change the layer or the parameter at all.
+
+    Args:
+        names (`tuple[str, ...]`):
+            The vectors, in the order of rows and columns.
+        total (`tuple[tuple[float, ...], ...]`):
+            The cosines of the whole vectors.
+        norms (`tuple[float, ...]`):
+            The norms of the whole vectors.
+        by_layer (`Mapping[str, tuple[tuple[float, ...], ...]]`):
+            The cosines within each layer: `"0"`, `"1"`, …, and `"outside"` for embeddings, the head and the last norm.
+        layer_norms (`Mapping[str, tuple[float, ...]]`):
+            The norms within each layer.
+        by_parameter (`Mapping[str, tuple[tuple[float, ...], ...]]`):
+            The cosines within each parameter.
+
     """
 
     names: tuple[str, ...]
@@ -44,23 +67,46 @@ class CosineMatrix:
         one, other = places_of(pair, self.names, "vector")
         return self.total[one][other]
 
-    def figure(self) -> "Figure":
-        """A heat map of the total."""
-        from hf_taskvec.analysis.plots import matrix_figure
+    def figure(self, view: CosineView = "total") -> "Figure":
+        """Draw the cosines.
 
-        return matrix_figure(self.names, self.total, "Cosine between task vectors")
+        Args:
+            view (`str`, *optional*, defaults to `"total"`):
+                `"total"`: a heat map of the whole vectors. `"layers"`: the cosine of each pair and each vector's norm,
+                layer by layer. `"parts"`: a heat map of where the first two vectors agree, layers down and parts of a
+                layer across.
 
-    def layer_figure(self) -> "Figure":
-        """The cosine of each pair, and each vector's norm, layer by layer."""
-        from hf_taskvec.analysis.plots import layers_figure
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
 
-        return layers_figure(self)
+        Raises:
+            `BadValueError`: If there is no such view.
 
-    def parts_figure(self) -> "Figure":
-        """A heat map of where the first two vectors agree: layers down, parts of a layer across."""
-        from hf_taskvec.analysis.plots import parts_figure
+        """
+        from hf_taskvec.analysis.result_figures import heat_map_figure, layers_figure, parts_figure
 
-        return parts_figure(self)
+        if view not in get_args(CosineView):
+            raise BadValueError(f"view={view!r} is not one of {', '.join(get_args(CosineView))}.")
+        if view == "layers":
+            return layers_figure(self)
+        if view == "parts":
+            return parts_figure(self)
+        return heat_map_figure(self.names, self.total, "Cosine between task vectors")
+
+    def plot(self, output: str | Path, view: CosineView = "total") -> Path:
+        """Draw the cosines into a file.
+
+        Args:
+            output (`str` or `Path`):
+                The file to write; its name ends in `.png` or `.svg`.
+            view (`str`, *optional*, defaults to `"total"`):
+                As for `figure`.
+
+        Returns:
+            `Path`: The file that was written.
+
+        """
+        return save_figure(partial(self.figure, view), output)
 
 
 def cosine_matrix(
@@ -71,8 +117,26 @@ def cosine_matrix(
     Low-rank changes are compared by their factors; dense ones are streamed in tiles, each read once for all pairs.
 
     Args:
-        vectors: by name; or a sequence, whose expressions are the names.
-        progress: show a progress bar; by default on a terminal.
+        vectors (`Sequence[TaskVector]` or `Mapping[str, TaskVector]`):
+            By name; or a sequence, whose expressions are the names.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `CosineMatrix`: Cosines and norms, in total, by layer and by parameter.
+
+    Raises:
+        `BadValueError`: If there are fewer than two vectors, or one changes nothing.
+        `MismatchError`: If they are of models of different sizes or architectures.
+
+    Example:
+        >>> import torch
+        >>> from hf_taskvec import TaskVector
+        >>> one = TaskVector.from_tensors({"w": torch.tensor([1.0, 0.0])}, name="one")
+        >>> other = TaskVector.from_tensors({"w": torch.tensor([3.0, 4.0])}, name="other")
+        >>> cosine_matrix([one, other])["one", "other"]
+        0.6
+
     """
     named = named_vectors(vectors)
     if len(named) < 2:
@@ -153,12 +217,14 @@ def check_alike(named: Mapping[str, TaskVector]) -> None:
         for parameter in common:
             if one.shape(parameter) != other.shape(parameter):
                 raise MismatchError(
-                    f"{parameter}: {first} has shape {list(one.shape(parameter))}, {name} {list(other.shape(parameter))}. Vectors of "
+                    f"{parameter}: {first} has shape {list(one.shape(parameter))}, {name} "
+                    f"{list(other.shape(parameter))}. Vectors of "
                     "models of different sizes cannot be compared."
                 )
         kinds = [vector.provenance.architectures for vector in (one, other)]
         if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
             raise MismatchError(
-                f"{first} belongs to {', '.join(sorted(kinds[0]))}, {name} to {', '.join(sorted(kinds[1]))}: vectors of different "
+                f"{first} belongs to {', '.join(sorted(kinds[0]))}, {name} to {', '.join(sorted(kinds[1]))}: vectors "
+                "of different "
                 "architectures cannot be compared."
             )

@@ -16,25 +16,18 @@ from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
+from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_vectors, is_finite_number
 from hf_taskvec.analysis.cosines import check_alike
-from hf_taskvec.analysis.token_batches import (
-    Data,
-    batches,
-    check_batch_size,
-    check_model,
-    check_predictable,
-    check_rows,
-    check_vectors,
-    evaluating,
-    is_finite,
-    progress_bar,
-    summed_loss,
-    token_rows,
-)
+from hf_taskvec.analysis.edited_models import evaluation_mode
+from hf_taskvec.analysis.token_batches import batches, summed_loss
+from hf_taskvec.analysis.token_rows import Data, check_predictable, check_rows, token_rows
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, UnsupportedError, some
 from hf_taskvec.extraction.from_any import kind_of, open_vector
+from hf_taskvec.figures import Plottable
 from hf_taskvec.models.layout import is_peft_model, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint, live_weights
+from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +36,7 @@ if TYPE_CHECKING:
 def from_gradient(
     model: torch.nn.Module,
     data: Data,
-    lr: float,
+    learning_rate: float,
     *,
     name: str = "gradient",
     batch_size: int = 8,
@@ -52,20 +45,17 @@ def from_gradient(
     progress: bool | None = None,
 ) -> TaskVector:
     """See `TaskVector.from_gradient`."""
-    from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env, reduce
-
-    if not is_finite(lr) or lr <= 0:
-        raise BadValueError(f"lr={lr!r}: the learning rate must be a positive number.")
+    if not is_finite_number(learning_rate) or learning_rate <= 0:
+        raise BadValueError(f"learning_rate={learning_rate!r}: the learning rate must be a positive number.")
     check_model(model)
     check_batch_size(batch_size)
     rows = token_rows(data, tokenizer, max_length)
     check_rows(rows, model)
     check_predictable(rows)
     parameters = _trained(model)
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    state = processes()
     own = rows[state.process_index :: state.num_processes]
-    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
         totals = {n: torch.zeros_like(p, dtype=_wide(p), requires_grad=False) for n, p in parameters.items()}
         count = torch.zeros((), dtype=torch.float64)
         for batch in progress_bar(list(batches(own, batch_size)), "Gradient", progress):
@@ -75,9 +65,8 @@ def from_gradient(
                 if gradient is not None:
                     total += gradient
             count += tokens
-    if state.num_processes > 1:
-        count = reduce(count.to(state.device), "sum").cpu()
-        totals = {n: reduce(total.to(state.device), "sum") for n, total in totals.items()}
+    count = state.all_reduce(count)
+    totals = {n: state.all_reduce(total) for n, total in totals.items()}
     changed = {n: total.cpu() / count.item() for n, total in totals.items() if bool(total.any())}
     broken = [n for n, gradient in changed.items() if not bool(gradient.isfinite().all())]
     if broken:
@@ -86,9 +75,9 @@ def from_gradient(
         )
     if not changed:
         raise BadValueError("the gradient is zero everywhere, so the vector would be zero.")
-    how = f"one step of full-batch gradient descent, lr={lr:g}, {int(count.item())} tokens"
+    how = f"one step of full-batch gradient descent, lr={learning_rate:g}, {int(count.item())} tokens"
     origin = Origin(name, how, live_checkpoint(model).record())
-    terms = {n: [Term(-float(lr), Dense((InMemory(gradient),)))] for n, gradient in changed.items()}
+    terms = {n: [Term(-float(learning_rate), Dense((InMemory(gradient),)))] for n, gradient in changed.items()}
     return TaskVector(terms, Provenance.of(origin))
 
 
@@ -103,7 +92,8 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     fused = layout_of_model(model).fused
     if fused:
         raise UnsupportedError(
-            f"{some(sorted(fused))}: the live model holds its experts fused, so their gradient has no name in a task vector."
+            f"{some(sorted(fused))}: the live model holds its experts fused, so their gradient has no name in a task "
+            "vector."
         )
     weights = live_weights(model)
     parameters = {name: weight.module._parameters[weight.attribute] for name, weight in weights.items()}
@@ -119,14 +109,19 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Alignment:
-    """Epoch by epoch: how the updates and the vectors point.
+class GradientAlignment(Plottable):
+    """Epoch by epoch: how the updates and the vectors point; made by `gradient_alignment`.
 
     Args:
-        shares: ‖update‖ over the sum of all epochs' (the normalised gradient norm of figure 3a).
-        with_first: cosine of each epoch's update with the first's (figure 3b).
-        update_with_gradient, vector_with_gradient: cosine of each update, and of the vector so far, with the negative
-            gradient at the base; None if no gradient was given.
+        shares (`tuple[float, ...]`):
+            ‖update‖ over the sum of all epochs' (the normalised gradient norm of figure 3a).
+        with_first (`tuple[float, ...]`):
+            The cosine of each epoch's update with the first's (figure 3b).
+        update_with_gradient (`tuple[float, ...]`, *optional*):
+            The cosine of each update with the negative gradient at the base; None if no gradient was given.
+        vector_with_gradient (`tuple[float, ...]`, *optional*):
+            The same for the vector after each epoch.
+
     """
 
     shares: tuple[float, ...]
@@ -136,7 +131,7 @@ class Alignment:
 
     def figure(self) -> "Figure":
         """Shares and cosines by epoch."""
-        from hf_taskvec.analysis.plots import alignment_figure
+        from hf_taskvec.analysis.result_figures import alignment_figure
 
         return alignment_figure(self)
 
@@ -147,19 +142,39 @@ def gradient_alignment(
     *,
     base: Model | None = None,
     progress: bool | None = None,
-) -> Alignment:
+) -> GradientAlignment:
     """How far fine-tuning is one gradient step: each epoch's share and direction, beside the gradient at the start.
-
-    Args:
-        epochs: what each epoch ended with, in order: task vectors from one base, or where they are saved (folders, Hub
-            ids); or models (Hub ids, folders, live), with `base`.
-        gradient: the vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative
-            gradient.
-        base: the model that fine-tuning started from.
-        progress: show a progress bar; by default on a terminal.
 
     One pass over all files. The update of an epoch is the difference of two checkpoints; under SGD it is −η times the
     gradients that the epoch saw, under Adam only about along them.
+
+    Args:
+        epochs (`Sequence` of `TaskVector`, `str`, `Path` or `torch.nn.Module`):
+            What each epoch ended with, in order: task vectors from one base, or where they are saved (folders, Hub
+            ids); or models (Hub ids, folders, live), with `base`.
+        gradient (`TaskVector`, *optional*):
+            The vector of a gradient step at the base (`TaskVector.from_gradient`); it points along the negative
+            gradient.
+        base (`str`, `Path` or `torch.nn.Module`, *optional*):
+            The model that fine-tuning started from.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `GradientAlignment`: Shares and cosines by epoch.
+
+    Raises:
+        `BadValueError`: If an epoch changed nothing, or a model is given without `base`.
+        `MismatchError`: If the epochs or the gradient are of different models.
+
+    Example:
+        >>> import torch
+        >>> first = TaskVector.from_tensors({"w": torch.tensor([3.0, 0.0])})
+        >>> second = TaskVector.from_tensors({"w": torch.tensor([3.0, 1.0])})
+        >>> found = gradient_alignment([first, second])
+        >>> found.shares, found.with_first
+        ((0.75, 0.25), (1.0, 0.0))
+
     """
     if isinstance(epochs, TaskVector | str | Path | torch.nn.Module):
         raise BadValueError("give a list of epochs, in order; [one] for one.")
@@ -200,7 +215,7 @@ def gradient_alignment(
     if gradient is not None:
         against = tuple(cosines[-1][:count])
         so_far = (cosines[-1][0], *cosines[-1][count:-1])
-    return Alignment(tuple(shares.tolist()), tuple(cosines[0][:count]), against, so_far)
+    return GradientAlignment(tuple(shares.tolist()), tuple(cosines[0][:count]), against, so_far)
 
 
 def _check_directions(norms: list[float], count: int) -> None:
@@ -212,7 +227,8 @@ def _check_directions(norms: list[float], count: int) -> None:
         raise BadValueError(f"epoch {first + 1} changed nothing: its vector equals the one before.")
     if first < len(norms) - 1:
         raise BadValueError(
-            f"after epoch {first - count + 2} the weights are those of the base again, so the vector has no direction to compare "
+            f"after epoch {first - count + 2} the weights are those of the base again, so the vector has no direction "
+            "to compare "
             "with the gradient. Leave out the gradient, or that epoch and the later ones."
         )
     raise BadValueError("the gradient is zero, so it has no direction. Give one that TaskVector.from_gradient made.")

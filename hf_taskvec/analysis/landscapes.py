@@ -12,35 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_taskvec import atomic
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_whole_number
 from hf_taskvec.analysis.cosines import cosine_matrix
-from hf_taskvec.analysis.token_batches import (
-    Data,
-    Rows,
-    check_batch_size,
-    check_model,
-    check_predictable,
-    check_rows,
-    check_whole,
-    evaluating,
-    is_columns,
-    mean_loss,
-    progress_bar,
-    token_rows,
-)
+from hf_taskvec.analysis.edited_models import evaluation_mode
+from hf_taskvec.analysis.token_batches import mean_loss
+from hf_taskvec.analysis.token_rows import Data, Rows, check_predictable, check_rows, is_columns, token_rows
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
+from hf_taskvec.figures import Plottable
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Landscape:
-    """Mean losses on a grid: `losses[name][row][column]` at `y[row]`, `x[column]`.
+class Landscape(Plottable):
+    """Mean losses on a grid, made by `loss_landscape`: `losses[name][row][column]` at `y[row]`, `x[column]`.
 
     x runs along the first vector, y along what of the second is orthogonal to it, both in the weights' own units.
-    `points` are where θ_0 and the two fine-tunes lie.
+
+    Args:
+        x (`tuple[float, ...]`):
+            The coordinates of the columns.
+        y (`tuple[float, ...]`):
+            The coordinates of the rows.
+        losses (`Mapping[str, tuple[tuple[float, ...], ...]]`):
+            For each data set the mean loss at each point.
+        points (`Mapping[str, tuple[float, float]]`):
+            Where θ_0 and the two fine-tunes lie.
+
     """
 
     x: tuple[float, ...]
@@ -50,7 +53,7 @@ class Landscape:
 
     def figure(self) -> "Figure":
         """Contours, a panel for each data set."""
-        from hf_taskvec.analysis.plots import landscape_figure
+        from hf_taskvec.analysis.result_figures import landscape_figure
 
         return landscape_figure(self)
 
@@ -87,20 +90,46 @@ def loss_landscape(
     """The mean next-token loss on a grid over the plane through a model and two fine-tunes of it.
 
     Args:
-        model: the live base θ_0. It is edited in place, and is as before, bit for bit, when this returns or raises.
-        vector_a, vector_b: the fine-tunes' task vectors; they must not be parallel.
-        data: rows of text, or several data sets by name (`{"fox": …, "clock": …}`): each point is measured on all.
-        size: points along each side of the grid.
-        margin: how far the grid goes beyond the three models, as a share of its size.
-        output: a folder in which finished points are kept: an interrupted run continues there, and a run with another
-            model, vectors, data or grid keeps its own beside them.
-        batch_size: rows in a forward pass.
-        max_length: cut rows to this many tokens.
-        tokenizer: for texts.
-        merge: see `TaskVector.edit`.
-        progress: show a progress bar; by default on a terminal.
+        model (`torch.nn.Module`):
+            The live base θ_0. It is edited in place, and is as before, bit for bit, when this returns or raises.
+        vector_a (`TaskVector`):
+            The task vector of one fine-tune.
+        vector_b (`TaskVector`):
+            The task vector of the other; it must not be parallel to the first.
+        data (`Dataset`, an iterable of token-id sequences or texts, or a `Mapping` of several by name):
+            Rows of text, or several data sets by name (`{"fox": …, "clock": …}`): each point is measured on all.
+        size (`int`, *optional*, defaults to 11):
+            Points along each side of the grid.
+        margin (`float`, *optional*, defaults to 0.4):
+            How far the grid goes beyond the three models, as a share of its size.
+        output (`str` or `Path`, *optional*):
+            A folder to which finished points are written: an interrupted run continues there, and a run with another
+            model, vectors, data or grid writes its own file beside them.
+        batch_size (`int`, *optional*, defaults to 8):
+            Rows in a forward pass.
+        max_length (`int`, *optional*):
+            Cut rows to this many tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For texts.
+        merge (`bool`, *optional*, defaults to `True`):
+            See `TaskVector.edit`.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `Landscape`: The losses on the grid, and where the three models lie.
+
+    Raises:
+        `BadValueError`: If the vectors are parallel, an argument is out of range, or a loss is not finite.
+        `CorruptFileError`: If the file of finished points is damaged.
+        `OutputError`: If `output` cannot be written to.
+
+    Example:
+        >>> found = loss_landscape(model, vector_a, vector_b, texts, tokenizer=tokenizer)  # doctest: +SKIP
+        >>> found.plot("landscape.png")  # doctest: +SKIP
+
     """
-    check_whole("size", size)
+    check_whole_number("size", size)
     if size < 2:
         raise BadValueError(f"size={size}: a grid has two points along a side at least.")
     if not (margin >= 0 and math.isfinite(margin)):
@@ -121,18 +150,20 @@ def loss_landscape(
     points = {"θ_0": (0.0, 0.0), names[0]: (plane.norm_a, 0.0), names[1]: (plane.along, plane.across)}
     x, y = (_axis([point[i] for point in points.values()], size, margin) for i in (0, 1))
     key = _key(model, vector_a, vector_b, rows, x, y)
-    done = _Done(output, key)
+    finished = _FinishedPoints(output, key)
     grid = [(i, j) for j in range(size) for i in range(size)]
     for i, j in progress_bar(grid, "Landscape", progress):
-        if (i, j) in done.losses:
+        if (i, j) in finished.losses:
             continue
         a, b = plane.scales(x[i], y[j])
         vector = a * vector_a + b * vector_b
-        with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluating(model):
+        with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluation_mode(model):
             found = {name: mean_loss(model, each, batch_size) for name, each in rows.items()}
         _check_finite(found, (a, b), names)
-        done.add(i, j, found)
-    losses = {name: tuple(tuple(done.losses[i, j][name] for i in range(size)) for j in range(size)) for name in rows}
+        finished.add(i, j, found)
+    losses = {
+        name: tuple(tuple(finished.losses[i, j][name] for i in range(size)) for j in range(size)) for name in rows
+    }
     return Landscape(x, y, losses, points)
 
 
@@ -149,7 +180,8 @@ def _check_finite(losses: Mapping[str, float], scales: tuple[float, float], name
         if not math.isfinite(loss):
             edit = " + ".join(f"{scale:.3g}·{vector}" for scale, vector in zip(scales, names, strict=True))
             raise BadValueError(
-                f"the loss on {name} is {loss} at θ_0 + {edit}: the model overflows there, or its weights are broken. Use a smaller "
+                f"the loss on {name} is {loss} at θ_0 + {edit}: the model overflows there, or its weights are broken. "
+                "Use a smaller "
                 "margin=, smaller vectors, or a model in a wider dtype."
             )
 
@@ -173,12 +205,12 @@ def _key(
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 
-class _Done:
-    """Finished points, kept in a file as they come, a line for each."""
+class _FinishedPoints:
+    """The losses at finished points, appended to a file as they are measured, a line for each."""
 
-    def __init__(self, folder: str | Path | None, key: str) -> None:
+    def __init__(self, output: str | Path | None, key: str) -> None:
         self.losses: dict[tuple[int, int], dict[str, float]] = {}
-        self._path = None if folder is None else Path(folder) / f"landscape-{key[:16]}.jsonl"
+        self._path = None if output is None else Path(output) / f"landscape-{key[:16]}.jsonl"
         if self._path is None:
             return
         try:
@@ -200,7 +232,7 @@ class _Done:
                 f"{self._path.name} in {self._path.parent.name} is damaged: remove it to start again."
             )
         if lines[-1]:  # a line that a killed run did not finish
-            self._path.write_text("\n".join(lines[:-1]) + "\n", "utf-8")
+            atomic.write_text(self._path, "\n".join(lines[:-1]) + "\n")
 
     def add(self, i: int, j: int, losses: dict[str, float]) -> None:
         self.losses[i, j] = losses

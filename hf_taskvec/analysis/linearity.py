@@ -7,45 +7,44 @@ sides and by the coefficient `‖left‖ · cosine / ‖right‖`, which should 
 are mixed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.analysis.token_batches import (
-    Batch,
-    Data,
-    Rows,
-    batches,
-    check_batch_size,
-    check_model,
-    check_rows,
-    check_vectors,
-    evaluating,
-    is_finite,
-    progress_bar,
-    token_rows,
-)
-from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_vectors, is_finite_number
+from hf_taskvec.analysis.edited_models import evaluation_mode
+from hf_taskvec.analysis.layer_features import Feature, layer_features, layers_of
+from hf_taskvec.analysis.token_rows import Data, check_rows, token_rows
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.figures import Plottable
+from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The feature of a row: the mean over its tokens, or the one of its last token.
-Feature = Literal["mean", "last"]
-# Pooled features of one edited model that are held, in bytes; a vector is put on and off once for so many rows.
+# Pooled features of one edited model that are held, in bytes; a vector is applied and removed once for so many rows.
 _HELD_BYTES = 1 << 26
 # The weights of the two vectors in an edited model.
 _Mixture = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Measures:
-    """One kind of linearity: tensors of (layers, samples), in fp64."""
+class LinearityMeasures:
+    """One kind of linearity: tensors of (layers, samples), in fp64.
+
+    Args:
+        cosine (`torch.Tensor`):
+            The cosine of the two sides.
+        coefficient (`torch.Tensor`):
+            `‖left‖ · cosine / ‖right‖`; 1 is linear.
+        baseline (`torch.Tensor`):
+            The cosine of the two features that are mixed.
+
+    """
 
     cosine: torch.Tensor
     coefficient: torch.Tensor
@@ -53,24 +52,36 @@ class Measures:
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return self.cosine.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Linearity:
-    """Measures by kind: `interpolation α=0.5`, `addition`, `negation of …`."""
+class Linearity(Plottable):
+    """Cross-task linearity, made by `cross_task_linearity`; `found["addition"]` is one kind of it.
 
-    measures: Mapping[str, Measures]
-    feature: str
+    Args:
+        measures (`Mapping[str, LinearityMeasures]`):
+            By kind: `interpolation α=0.5`, `addition`, `negation of …`.
+        feature (`str`):
+            Which feature of a row was measured: `"mean"` or `"last"`.
+        samples (`int`):
+            The number of rows.
+
+    """
+
+    measures: Mapping[str, LinearityMeasures]
+    feature: Feature
     samples: int
 
-    def __getitem__(self, kind: str) -> Measures:
+    def __getitem__(self, kind: str) -> LinearityMeasures:
         if kind not in self.measures:
             raise MissingNameError(f"there is no {kind!r}.{did_you_mean(kind, self.measures)}")
         return self.measures[kind]
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return next(iter(self.measures.values())).layers
 
     def table(self) -> list[dict[str, float | str]]:
@@ -89,7 +100,7 @@ class Linearity:
 
     def figure(self) -> "Figure":
         """1 − cosine beside the baseline, and the coefficient, with quartiles, layer by layer."""
-        from hf_taskvec.analysis.plots import linearity_figure
+        from hf_taskvec.analysis.result_figures import linearity_figure
 
         return linearity_figure(self)
 
@@ -112,23 +123,48 @@ def cross_task_linearity(
     """How linear a model's features are in its weights, between and beyond two fine-tunes of it.
 
     Args:
-        model: the live base θ_0. It is edited in place, and is as before, bit for bit, when this returns or raises.
-        vector_a, vector_b: the fine-tunes' task vectors.
-        data: rows of text of both tasks: a `datasets.Dataset` with `input_ids`, token-id sequences, or texts.
-        alphas: the mixtures of the interpolation.
-        scale: λ of addition and negation (0.4 in the paper).
-        feature: see `Feature`.
-        batch_size: rows in a forward pass.
-        max_length: cut rows to this many tokens.
-        tokenizer: for texts.
-        merge: see `TaskVector.edit`.
-        progress: show a progress bar; by default on a terminal.
+        model (`torch.nn.Module`):
+            The live base θ_0. It is edited in place, and is as before, bit for bit, when this returns or raises.
+        vector_a (`TaskVector`):
+            The task vector of one fine-tune.
+        vector_b (`TaskVector`):
+            The task vector of the other.
+        data (`Dataset`, or an iterable of token-id sequences or texts):
+            Rows of text of both tasks; a `datasets.Dataset` has the column `input_ids`.
+        alphas (`Sequence[float]`, *optional*, defaults to `(0.25, 0.5, 0.75)`):
+            The mixtures of the interpolation.
+        scale (`float`, *optional*, defaults to 0.4):
+            λ of addition and negation (0.4 in the paper).
+        feature (`str`, *optional*, defaults to `"mean"`):
+            The feature of a row: the mean over its tokens (`"mean"`), or the one of its last token (`"last"`).
+        batch_size (`int`, *optional*, defaults to 8):
+            Rows in a forward pass.
+        max_length (`int`, *optional*):
+            Cut rows to this many tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For texts.
+        merge (`bool`, *optional*, defaults to `True`):
+            See `TaskVector.edit`.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `Linearity`: Cosine, coefficient and baseline by kind, layer and row.
+
+    Raises:
+        `BadValueError`: If an argument is out of range, or an edited model's features are NaN, infinite or zero.
+        `UnsupportedError`: If the model has no list of layers.
+
+    Example:
+        >>> found = cross_task_linearity(model, vector_a, vector_b, texts, tokenizer=tokenizer)  # doctest: +SKIP
+        >>> found["addition"].coefficient.median(dim=1)  # doctest: +SKIP
+
     """
     if feature not in get_args(Feature):
         raise BadValueError(f"feature={feature!r} is not one of {', '.join(get_args(Feature))}.")
-    if not is_finite(scale) or scale == 0:
+    if not is_finite_number(scale) or scale == 0:
         raise BadValueError(f"scale={scale!r} must be a number other than 0; the paper uses 0.4.")
-    if not isinstance(alphas, Sequence) or not all(map(is_finite, alphas)):
+    if not isinstance(alphas, Sequence) or not all(map(is_finite_number, alphas)):
         raise BadValueError(f"alphas={alphas!r} must be a list of numbers between 0 and 1.")
     check_model(model)
     check_vectors(vector_a, vector_b)
@@ -148,13 +184,14 @@ def cross_task_linearity(
             found = {}
             for mixture in needed:
                 vector = mixture[0] * vector_a + mixture[1] * vector_b
-                with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluating(model):
-                    found[mixture] = _features(model, chunk, feature, batch_size, bar)
+                with vector.applied_to(model, merge=merge) if len(vector) else nullcontext(), evaluation_mode(model):
+                    found[mixture] = layer_features(model, chunk, feature, batch_size, bar)
                 _check_features(found[mixture], vector)
             for kind, (left, right, other) in kinds.items():
                 parts[kind].append(_measure(found[left], (found[right[0]], right[1]), (found[other[0]], other[1])))
     measures = {
-        kind: Measures(*(torch.cat(each).T for each in zip(*found, strict=True))) for kind, found in parts.items()
+        kind: LinearityMeasures(*(torch.cat(each).T for each in zip(*found, strict=True)))
+        for kind, found in parts.items()
     }
     return Linearity(measures, feature, len(rows))
 
@@ -184,7 +221,8 @@ def _check_features(features: torch.Tensor, vector: TaskVector) -> None:
     if not bool((norms.isfinite() & (norms > 0)).all()):
         edited = f"θ_0 + {vector.expression}" if len(vector) else "θ_0"
         raise BadValueError(
-            f"{edited}: features are NaN, infinite or zero, so they point nowhere. The model overflows there, or its weights are "
+            f"{edited}: features are NaN, infinite or zero, so they point nowhere. The model overflows there, or its "
+            "weights are "
             "broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
         )
 
@@ -198,135 +236,3 @@ def _measure(
     cosine = torch.cosine_similarity(left, right, dim=-1)
     coefficient = left.norm(dim=-1) * cosine / right.norm(dim=-1)
     return cosine, coefficient, torch.cosine_similarity(a, b, dim=-1)
-
-
-# Features, by hooks.
-
-
-def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The blocks of a decoder, in order."""
-    inner = model.get_base_model() if is_peft_model(model) else model
-    count = inner.config.get_text_config().num_hidden_layers
-    for module in inner.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return list(module)
-    raise UnsupportedError(
-        f"{type(inner).__name__} has no list of {count} layers, so their features cannot be told apart."
-    )
-
-
-_Hook = Callable[[torch.nn.Module, tuple[Any, ...], Any], Any]
-
-
-@contextmanager
-def _hooked(hooks: Sequence[tuple[torch.nn.Module, _Hook]]) -> Iterator[None]:
-    handles = []
-    try:
-        handles += [module.register_forward_hook(hook) for module, hook in hooks]
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _hidden(output: Any) -> torch.Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
-@torch.inference_mode()
-def _features(model: Any, rows: Rows, feature: Feature, batch_size: int, bar: Any) -> torch.Tensor:
-    """Pooled features of every layer: (rows, layers, size), in fp32. Nothing else of a forward pass is kept."""
-    found: list[torch.Tensor] = []
-    for batch in batches(rows, batch_size):
-        pooled: list[torch.Tensor] = []
-
-        def keep(
-            module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, batch: Batch = batch, to: list = pooled
-        ) -> None:
-            to.append(_pooled(_hidden(output), batch, feature))
-
-        with _hooked([(layer, keep) for layer in layers_of(model)]):
-            _trunk(model)(**batch.inputs(model), use_cache=False)
-        found.append(torch.stack(pooled, dim=1))
-        bar.update(len(batch.lengths))
-    return torch.cat(found)
-
-
-def _pooled(hidden: torch.Tensor, batch: Batch, feature: Feature) -> torch.Tensor:
-    hidden = hidden.float().cpu()
-    if feature == "last":
-        return hidden[torch.arange(len(hidden)), batch.lengths - 1]
-    mask = batch.attention_mask[..., None]
-    return (hidden * mask).sum(dim=1) / batch.lengths[:, None]
-
-
-def _trunk(model: Any) -> Any:
-    """The model without its output layer, whose logits nobody looks at here."""
-    inner = model.get_base_model() if is_peft_model(model) else model
-    return inner.base_model if inner.base_model is not inner else inner
-
-
-# Stitching.
-
-
-class _LayerReachedError(Exception):
-    """Ends a forward pass whose rest is not needed."""
-
-
-def stitch(
-    model: torch.nn.Module,
-    layer: int,
-    parts: Sequence[tuple[float, TaskVector | None]],
-    *,
-    merge: bool = True,
-) -> Callable[..., torch.Tensor]:
-    """A callable that gives the logits of the stitched model: θ_0 whose features at one layer are a mixture of others'.
-
-    Args:
-        model: the live θ_0; it is edited only during a call.
-        layer: after which block the features are replaced, from 0; negative numbers count from the end.
-        parts: weights and vectors: the features are `Σ weight · f_ℓ(θ_0 + vector)`; `None` stands for θ_0 itself.
-        merge: see `TaskVector.edit`.
-
-    The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`. The
-    result takes what the model takes (`input_ids`, `attention_mask`), without a cache of keys and values.
-    """
-    check_model(model)
-    for part in parts:
-        if not isinstance(part, tuple | list) or len(part) != 2 or not is_finite(part[0]):
-            raise BadValueError(f"a part of a stitched model is (weight, vector), not {part!r}.")
-    check_vectors(*(vector for _, vector in parts if vector is not None))
-    blocks = layers_of(model)
-    if not -len(blocks) <= layer < len(blocks):
-        raise BadValueError(f"layer={layer}: the model has {len(blocks)} layers, 0 to {len(blocks) - 1}.")
-    if not parts:
-        raise BadValueError("a stitched model needs at least one part.")
-    block = blocks[layer]
-
-    def features(inputs: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
-        found = []
-
-        def stop(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            found.append(_hidden(output))
-            raise _LayerReachedError
-
-        with _hooked([(block, stop)]), torch.inference_mode(), suppress(_LayerReachedError):
-            model(*inputs, **options)
-        return found[0]
-
-    def call(*inputs: Any, **options: Any) -> torch.Tensor:
-        if options.setdefault("use_cache", False):
-            raise BadValueError("a stitched model keeps no cache of keys and values: leave out use_cache.")
-        mixed: torch.Tensor | None = None
-        for weight, vector in parts:
-            with vector.applied_to(model, merge=merge) if vector else nullcontext(), evaluating(model):
-                part = weight * features(inputs, options)
-            mixed = part if mixed is None else mixed + part
-
-        def replace(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
-
-        with _hooked([(block, replace)]), evaluating(model), torch.inference_mode():
-            return model(*inputs, **options).logits
-
-    return call

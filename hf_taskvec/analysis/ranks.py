@@ -17,10 +17,12 @@ from hf_taskvec.algebra.low_rank import Target, compress
 from hf_taskvec.algebra.parameter_names import perhaps_conv1d
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.analysis.spectral_norm import Part, Room, norms_of, threads_for
-from hf_taskvec.analysis.token_batches import check_vectors, progress_bar
+from hf_taskvec.analysis.argument_checks import check_vectors
+from hf_taskvec.analysis.matrix_norms import MatrixBuffer, norms_of, threads_for
+from hf_taskvec.analysis.matrix_parts import MatrixPart
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import open_model
+from hf_taskvec.figures import Plottable
 from hf_taskvec.models.matrix_kinds import (
     KINDS,
     Kind,
@@ -30,6 +32,7 @@ from hf_taskvec.models.matrix_kinds import (
     place_of,
     stores_transposed,
 )
+from hf_taskvec.progress import progress_bar
 from hf_taskvec.threads import workers
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ Matrices = TaskVector | torch.nn.Module | str | Path
 
 @dataclass(frozen=True)
 class MatrixRank:
-    """One matrix: which parameters it is made of, and its norms. `stable_rank` is nan for a matrix of zeros."""
+    """One matrix: which parameters it is made of, and its norms."""
 
     names: tuple[str, ...]
     layer: int
@@ -52,17 +55,27 @@ class MatrixRank:
 
     @property
     def stable_rank(self) -> float:
+        """`‖W‖_F / ‖W‖_2`; nan for a matrix of zeros."""
         return self.frobenius / self.spectral if self.spectral else float("nan")
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Norms and stable ranks of all matrices of a model or of a vector, by layer and kind."""
+class StableRanks(Plottable):
+    """Norms and stable ranks of all matrices of a model or of a vector, by layer and kind; made by `stable_ranks`.
+
+    Args:
+        matrices (`tuple[MatrixRank, ...]`):
+            The matrices, in the order of layers, kinds and experts.
+        what (`str`):
+            The name of the model, or the vector's expression.
+
+    """
 
     matrices: tuple[MatrixRank, ...]
     what: str
 
     def of_kind(self, kind: Kind) -> list[MatrixRank]:
+        """The matrices of one kind, such as `"MLP-1"`, in all layers."""
         return [matrix for matrix in self.matrices if matrix.kind == kind]
 
     @property
@@ -71,9 +84,19 @@ class Ranks:
         return [kind for kind in KINDS if self.of_kind(kind)]
 
     def harmonic_mean(self, kinds: Kind | Iterable[Kind] | None = None) -> float:
-        """Of the stable ranks over all layers: small whenever most matrices' are (Timor et al. 2023).
+        """The harmonic mean of the stable ranks over all layers: small whenever most matrices' are (Timor et al. 2023).
 
-        By default over the matrices as they are multiplied, each counted once: O, QKV and the two of the MLP.
+        Args:
+            kinds (`str` or `Iterable[str]`, *optional*):
+                Kinds of matrices. By default the matrices as they are multiplied, each counted once: O, QKV and the
+                two of the MLP.
+
+        Returns:
+            `float`: The mean over all matrices of these kinds that are not zero.
+
+        Raises:
+            `BadValueError`: If a kind is unknown, or there is no such matrix.
+
         """
         usual: tuple[Kind, ...] = ("O", "QKV", "MLP-1", "MLP-2")
         chosen = {kinds} if isinstance(kinds, str) else set(usual if kinds is None else kinds)
@@ -87,7 +110,7 @@ class Ranks:
 
     def figure(self) -> "Figure":
         """Stable ranks and Frobenius norms by layer, a line for each kind."""
-        from hf_taskvec.analysis.plots import ranks_figure
+        from hf_taskvec.analysis.result_figures import ranks_figure
 
         return ranks_figure(self)
 
@@ -100,7 +123,7 @@ def stable_ranks(
     revision: str | None = None,
     token: str | bool | None = None,
     progress: bool | None = None,
-) -> Ranks:
+) -> StableRanks:
     """The stable rank `‖W‖_F / ‖W‖_2` and both norms of each matrix of a model or of a task vector.
 
     Separate Q, K and V are also taken together as QKV, and gate and up projections as MLP-1; a fused QKV is also taken
@@ -109,16 +132,38 @@ def stable_ranks(
     that they hold 512 MB at most.
 
     Args:
-        of: a task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
-        config: of the vector's model (`config.json`), to take a fused QKV apart.
-        tolerance: the relative error at which the search for a large matrix's spectral norm ends, by its own estimate.
+        of (`TaskVector`, `torch.nn.Module`, `str` or `Path`):
+            A task vector; or a model: a Hub id, a folder, or a live model. No model is loaded from files.
+        config (`Mapping[str, Any]`, *optional*):
+            The configuration of the vector's model (`config.json`), to take a fused QKV apart.
+        tolerance (`float`, *optional*, defaults to 1e-4):
+            The relative error at which the search for a large matrix's spectral norm ends, by its own estimate.
             Where singular values lie close, as in a random matrix, it ends earlier, from the 14th product with the
             matrix on, when products gain less than 30 times that: at the default about half a percent too low, and
             seldom more than one. It starts at random, and once in some hundred matrices it misses the largest singular
             value for one a few percent lower; a smaller tolerance makes that rarer. But for rounding, a norm is never
             too high. Of small matrices it is calculated, not searched for.
-        revision, token: for Hub ids, as in transformers.
-        progress: show a progress bar; by default on a terminal.
+        revision (`str`, *optional*):
+            A branch, tag or commit, for Hub ids.
+        token (`str` or `bool`, *optional*):
+            For Hub ids, as in transformers.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `StableRanks`: The norms and stable ranks by layer and kind.
+
+    Raises:
+        `BadValueError`: If no attention or MLP matrix is known by its name, or weights are NaN or infinite.
+        `MismatchError`: If a fused QKV cannot be divided as the config says.
+
+    Example:
+        >>> import torch
+        >>> from hf_taskvec import TaskVector
+        >>> vector = TaskVector.from_tensors({"model.layers.0.mlp.fc1.weight": torch.eye(4)})
+        >>> [(m.kind, m.stable_rank) for m in stable_ranks(vector).matrices]
+        [('MLP-1', 2.0)]
+
     """
     if not 0 < tolerance < 1:
         raise BadValueError(f"tolerance={tolerance} must be between 0 and 1.")
@@ -127,27 +172,28 @@ def stable_ranks(
     found = {name: place for name in terms if len(terms[name][0].delta.shape) == 2 and (place := place_of(name))}
     if not found:
         raise BadValueError(
-            f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, GPT-Neo, GPT-J, "
+            f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, "
+            "GPT-Neo, GPT-J, "
             "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
         )
     stacks = _stacks(found, terms, conv1d, config)
     ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))
     matrices = []
-    room = Room()
+    buffer = MatrixBuffer()
     with workers(threads_for(stacks.values())) as run:
-        norms = run(lambda each: norms_of(each[1], tolerance, room), ordered)
+        norms = run(lambda each: norms_of(each[1], tolerance, buffer), ordered)
         found_norms = list(progress_bar(norms, "Ranks", progress, total=len(ordered)))
     for (place, parts), (frobenius, spectral) in zip(ordered, found_norms, strict=True):
         names = tuple(dict.fromkeys(part.name for part in parts))
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         matrices.append(MatrixRank(names, place.layer, place.kind, place.expert, shape, frobenius, spectral))
-    return Ranks(tuple(matrices), what)
+    return StableRanks(tuple(matrices), what)
 
 
 def _terms_of(
     of: Matrices, revision: str | None = None, token: str | bool | None = None
 ) -> tuple[Mapping[str, tuple[Term, ...]], frozenset[str] | None, Mapping[str, Any], str]:
-    """What is measured: terms by canonical name, which of them are stored transposed (if known), the config, and its name.
+    """What is measured: terms by canonical name, which of them are stored transposed (if known), config and label.
 
     The terms are a vector's, or a model's weights as if they were changes from 0.
     """
@@ -175,17 +221,17 @@ def _stacks(
     terms: Mapping[str, tuple[Term, ...]],
     conv1d: frozenset[str] | None,
     config: Mapping[str, Any],
-) -> dict[MatrixPlace, list[Part]]:
+) -> dict[MatrixPlace, list[MatrixPart]]:
     """The matrices to measure, each as parts one above the other."""
-    stacks: dict[MatrixPlace, list[Part]] = {}
+    stacks: dict[MatrixPlace, list[MatrixPart]] = {}
     for name, place in found.items():
-        part = Part(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
-        stacks.setdefault(place, []).append(part)  # gate and up projections meet here
+        part = MatrixPart(name, terms[name], is_transposed(name, terms[name][0].delta.shape, conv1d))
+        stacks.setdefault(place, []).append(part)  # gate and up projections have the same place
         if place.kind in ("Q", "K", "V"):
             stacks.setdefault(MatrixPlace(place.layer, "QKV"), []).append(part)
         elif place.kind == "QKV":
             for kind, rows in (fused_rows(name, *part.shape, config) or {}).items():
-                own = Part(name, terms[name], part.transposed, tuple(rows))
+                own = MatrixPart(name, terms[name], part.transposed, tuple(rows))
                 stacks[MatrixPlace(place.layer, kind)] = [own]
     # A vector that changes Q and V only has no whole QKV: the change of K is zero, and adds nothing to either norm.
     return stacks
@@ -202,6 +248,31 @@ def effective_ranks(
     """For each matrix how many singular values hold the share `energy` of its squared norm.
 
     From the factors where there are factors. A dense matrix of full rank takes as long as its compression would.
+
+    Args:
+        of (`TaskVector`, `torch.nn.Module`, `str` or `Path`):
+            A task vector; or a model: a Hub id, a folder, or a live model.
+        energy (`float`, *optional*, defaults to 0.9):
+            The share of the squared norm, above 0 and at most 1.
+        revision (`str`, *optional*):
+            A branch, tag or commit, for Hub ids.
+        token (`str` or `bool`, *optional*):
+            For Hub ids, as in transformers.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `dict[str, int]`: For each matrix's name the number of singular values.
+
+    Raises:
+        `BadValueError`: If `energy` is out of range, or weights are NaN or infinite.
+
+    Example:
+        >>> import torch
+        >>> from hf_taskvec import TaskVector
+        >>> effective_ranks(TaskVector.from_tensors({"w": torch.diag(torch.tensor([10.0, 5.0, 1.0]))}), 0.9)
+        {'w': 2}
+
     """
     target = Target(energy=energy)
     terms, _, _, _ = _terms_of(of, revision, token)
@@ -211,7 +282,19 @@ def effective_ranks(
 
 @dataclass(frozen=True, eq=False)
 class LargeRows:
-    """The rows (neurons) of an MLP's change: their norms, and which of them are large."""
+    """The rows (neurons) of an MLP's change: their norms, and which of them are large; made by `large_rows`.
+
+    Args:
+        name (`str`):
+            The parameter.
+        layer (`int`):
+            Its layer.
+        norms (`torch.Tensor`):
+            The norm of each row.
+        threshold (`float`):
+            The norm from which on a row is large.
+
+    """
 
     name: str
     layer: int
@@ -235,18 +318,40 @@ class LargeRows:
         return self.norms[self.index].square().sum().item() / whole if whole else 0.0
 
 
-def large_rows(vector: TaskVector, ratio: float = 0.1) -> list[LargeRows]:
+def large_rows(vector: TaskVector, ratio: float = 0.1, *, progress: bool | None = None) -> list[LargeRows]:
     """Which neurons of the MLPs a vector changes much: rows of norm at least `ratio` times the largest row's.
 
     Corollary 2 of Li et al. (2025): only some rows are large, the others smaller by √(log B / B) for batches of B (0.19
     for 128), and those can be pruned. Rows are the outputs of the MLP's first matrices, however they are stored.
+
+    Args:
+        vector (`TaskVector`):
+            The change.
+        ratio (`float`, *optional*, defaults to 0.1):
+            Which share of the largest row's norm makes a row large.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `list[LargeRows]`: One for each first matrix of an MLP.
+
+    Raises:
+        `BadValueError`: If the vector changes no such matrix, or `ratio` is not in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from hf_taskvec import TaskVector
+        >>> change = torch.tensor([[3.0, 4.0], [0.0, 0.1], [1.0, 0.0]])
+        >>> large_rows(TaskVector.from_tensors({"model.layers.0.mlp.fc1.weight": change}))[0].index.tolist()
+        [0, 2]
+
     """
     if not 0 < ratio <= 1:
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")
     check_vectors(vector)
     found = []
     conv1d = _transposed_in(vector)
-    for name, change in vector.items():
+    for name, change in progress_bar(vector.items(), "Rows", progress, total=len(vector)):
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:
             continue

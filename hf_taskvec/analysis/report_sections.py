@@ -1,9 +1,9 @@
-"""Everything that can be known of some task vectors, as sections of one Markdown report with figures.
+"""What can be measured of some task vectors, as sections of one Markdown report with figures.
 
-`recipes/analyze.py` puts the sections in order. What cannot be measured for some vectors is said where it would stand.
+`recipes/analyze.py` puts the sections in order. What cannot be measured is named in its place, with the reason.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, permutations
@@ -12,111 +12,81 @@ from typing import Any
 
 from hf_taskvec.algebra.provenance import label_for
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.analysis.correlations import CorrelationMatrix, Pooling, correlation_matrix
+from hf_taskvec.analysis.correlations import CorrelationMatrix, correlation_matrix
 from hf_taskvec.analysis.cosines import cosine_matrix
+from hf_taskvec.analysis.edited_models import EditedModel
 from hf_taskvec.analysis.gradients import gradient_alignment
 from hf_taskvec.analysis.landscapes import loss_landscape
 from hf_taskvec.analysis.linearity import cross_task_linearity
-from hf_taskvec.analysis.ranks import MatrixRank, Ranks, effective_ranks, large_rows, stable_ranks
-from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, Region, recommend_scales
-from hf_taskvec.analysis.token_batches import Edited, Rows
-from hf_taskvec.errors import BadValueError, OutputError
-from hf_taskvec.figures import render
+from hf_taskvec.analysis.markdown_report import MarkdownReport
+from hf_taskvec.analysis.pooled_logits import Pooling
+from hf_taskvec.analysis.ranks import MatrixRank, StableRanks, effective_ranks, large_rows, stable_ranks
+from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, recommend_scales
+from hf_taskvec.analysis.scale_theorems import ScaleRegion
+from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.matrix_kinds import Kind, place_of
 
 BASE = "the base"
 
-Vectors = Mapping[str, TaskVector]
-
-
-class Report:
-    """Sections of Markdown in `analysis.md`, and the figures that they show as PNG and SVG, in one folder."""
-
-    def __init__(self, folder: Path, title: str) -> None:
-        self.folder = folder
-        self.lines = [f"# {title}", ""]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder.name} cannot be made a folder for the report ({error.strerror}).") from None
-
-    def section(self, title: str, *text: str) -> None:
-        """Begin a section. What is there is saved first, whatever comes."""
-        self.save()
-        print(f"· {title}", flush=True)
-        self.lines += [f"## {title}", ""]
-        self.text(*text)
-
-    def text(self, *text: str) -> None:
-        self.lines += [line for part in text for line in (part, "")]
-
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        cells = [head, ["---"] * len(head), *rows]
-        self.lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells] + [""]
-
-    def figure(self, name: str, draw: Callable[[], Any], caption: str) -> None:
-        for file, content in render({name: draw}).items():
-            (self.folder / file).write_bytes(content)
-        self.lines += [f"![{caption}]({name}.png)", ""]
-
-    def save(self) -> Path:
-        path = self.folder / "analysis.md"
-        path.write_text("\n".join(self.lines).rstrip() + "\n", encoding="utf-8")
-        return path
+NamedVectors = Mapping[str, TaskVector]
 
 
 # From the weights alone.
 
 
-def geometry(report: Report, vectors: Vectors) -> None:
+def write_cosines(report: MarkdownReport, vectors: NamedVectors) -> None:
     """What the vectors are, their norms, and their cosines."""
-    report.section("The vectors")
+    report.begin_section("The vectors")
     cosines = cosine_matrix(vectors) if len(vectors) > 1 else None
     norms = [vector.norm() for vector in vectors.values()] if cosines is None else cosines.norms
     rows = []
     for (name, vector), norm in zip(vectors.items(), norms, strict=True):
         kind = "low-rank" if vector.is_low_rank else "dense"
         rows.append([name, vector.provenance.origins[0].how, kind, str(len(vector)), f"{norm:.4g}"])
-    report.table(["vector", "what it is", "kind", "parameters", "norm"], rows)
+    report.add_table(["vector", "what it is", "kind", "parameters", "norm"], rows)
     if cosines is None:
-        report.text("Cosines need two vectors or more.")
+        report.add_text("Cosines need two vectors or more.")
         return
-    report.section(
+    report.begin_section(
         "Cosines", "Near 0: the edits hardly touch each other. A cheap proxy of the tasks' correlation, below."
     )
-    report.figure("cosines", cosines.figure, "cosines between the vectors")
-    report.figure("cosines_by_layer", cosines.layer_figure, "cosines and norms by layer")
+    report.add_figure("cosines", cosines.figure, "cosines between the vectors")
+    report.add_figure("cosines_by_layer", partial(cosines.figure, "layers"), "cosines and norms by layer")
 
 
-def ranks(report: Report, base: str | Path, vectors: Vectors, config: Mapping[str, Any]) -> None:
+def write_ranks(report: MarkdownReport, base: str | Path, vectors: NamedVectors, config: Mapping[str, Any]) -> None:
     """Stable ranks of the base and of each vector, effective ranks of low-rank ones, and large rows."""
-    report.section(
+    report.begin_section(
         "Stable ranks",
-        "‖W‖_F / ‖W‖₂: 1 for a matrix of rank 1. The harmonic mean is over O, QKV and both matrices of the MLP in all layers. Large "
+        "‖W‖_F / ‖W‖₂: 1 for a matrix of rank 1. The harmonic mean is over O, QKV and both matrices of the MLP in all "
+        "layers. Large "
         "rows are the MLP's neurons whose change is at least a tenth of the largest one's.",
     )
-    found: dict[str, Ranks] = {BASE: stable_ranks(base)}
+    found: dict[str, StableRanks] = {BASE: stable_ranks(base)}
     for name, vector in vectors.items():
         measured = stable_ranks(vector, config=config) if any(map(place_of, vector)) else None
         if measured is not None and _changed(measured.matrices):
             found[name] = measured
         else:
-            report.text(f"{name}: not applicable, because it changes no matrix of attention or of an MLP.")
+            report.add_text(f"{name}: not applicable, because it changes no matrix of attention or of an MLP.")
     rows = []
     for name, each in found.items():
         by_kind = ", ".join(f"{kind} {_mean_rank(each, kind)}" for kind in each.kinds)
         rows.append([name, f"{each.harmonic_mean():.2f}", by_kind, _neurons(vectors.get(name))])
-    report.table(["of", "harmonic mean", "mean by kind", "large rows: share, energy"], rows)
+    report.add_table(["of", "harmonic mean", "mean by kind", "large rows: share, energy"], rows)
     for name, vector in vectors.items():
         # Of a dense vector it takes a decomposition of every matrix.
         needed = effective_ranks(vector, 0.9).values() if vector.is_low_rank else ()
         if needed:
-            report.text(
-                f"{name}: its factors have rank {max(vector.rank(each) for each in vector)} or less; 90 % of the squared norm of a "
-                f"matrix are in {sum(needed) / len(needed):.1f} singular values on average ({min(needed)} to {max(needed)})."
+            report.add_text(
+                f"{name}: its factors have rank {max(vector.rank(each) for each in vector)} or less; 90 % of the "
+                "squared norm of a "
+                f"matrix are in {sum(needed) / len(needed):.1f} singular values on average ({min(needed)} to "
+                f"{max(needed)})."
             )
     for name, each in found.items():
-        report.figure(f"ranks_{label_for(name)}", each.figure, f"ranks and norms of {name} by layer")
+        report.add_figure(f"ranks_{label_for(name)}", each.figure, f"ranks and norms of {name} by layer")
 
 
 def _changed(matrices: Iterable[MatrixRank]) -> list[MatrixRank]:
@@ -124,7 +94,7 @@ def _changed(matrices: Iterable[MatrixRank]) -> list[MatrixRank]:
     return [matrix for matrix in matrices if matrix.spectral]
 
 
-def _mean_rank(ranks: Ranks, kind: Kind) -> str:
+def _mean_rank(ranks: StableRanks, kind: Kind) -> str:
     found = [matrix.stable_rank for matrix in _changed(ranks.of_kind(kind))]
     return f"{sum(found) / len(found):.2f}" if found else "unchanged"
 
@@ -142,17 +112,18 @@ def _neurons(vector: TaskVector | None) -> str:
     return f"{share:.0%}, {energy:.0%}"
 
 
-def epochs(report: Report, steps: Sequence[TaskVector], gradient: TaskVector | None) -> None:
+def write_epochs(report: MarkdownReport, steps: Sequence[TaskVector], gradient: TaskVector | None) -> None:
     """How the epochs of one fine-tune point."""
-    report.section(
+    report.begin_section(
         "Epoch by epoch",
-        "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has the largest share, "
+        "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has the "
+        "largest share, "
         "and the next ones keep a cosine above 0.8 with it).",
     )
     try:
         alignment = gradient_alignment(steps, gradient)
     except BadValueError as error:  # an epoch that changed nothing, or led back to the base
-        report.text(f"Not measured: {error}")
+        report.add_text(f"Not measured: {error}")
         return
     columns = {"share": [f"{share:.1%}" for share in alignment.shares]}
     columns["cosine with the first"] = [f"{cosine:.3f}" for cosine in alignment.with_first]
@@ -160,15 +131,15 @@ def epochs(report: Report, steps: Sequence[TaskVector], gradient: TaskVector | N
         columns["with the negative gradient"] = [f"{cosine:+.3f}" for cosine in alignment.update_with_gradient]
         columns["all epochs so far, with it"] = [f"{cosine:+.3f}" for cosine in alignment.vector_with_gradient]
     rows = [[str(number), *cells] for number, cells in enumerate(zip(*columns.values(), strict=True), 1)]
-    report.table(["epoch", *columns], rows)
-    report.figure("epochs", alignment.figure, "shares and cosines by epoch")
+    report.add_table(["epoch", *columns], rows)
+    report.add_figure("epochs", alignment.figure, "shares and cosines by epoch")
 
 
 # With forward passes.
 
 
 @dataclass(frozen=True)
-class Texts:
+class BaseAndTexts:
     """The live base, and rows of tokens of a text for each vector, by the vectors' names."""
 
     model: Any
@@ -176,24 +147,30 @@ class Texts:
     batch_size: int = 8
 
 
-def correlation(report: Report, vectors: Vectors, texts: Texts, pooling: Pooling = "last") -> None:
+def write_correlations(
+    report: MarkdownReport, vectors: NamedVectors, texts: BaseAndTexts, pooling: Pooling = "last"
+) -> None:
     """α̂ between the tasks, and the λ that the theorems promise with it."""
     if len(vectors) < 2:
-        report.section("Task correlation", "Not measured: correlation, and linearity, are of two fine-tunes or more.")
+        report.begin_section(
+            "Task correlation", "Not measured: correlation, and linearity, are of two fine-tunes or more."
+        )
         return
     most = max(map(len, texts.rows.values()))
-    report.section(
+    report.begin_section(
         "Task correlation",
         f"α̂, eq. (11) of Li et al. (2025): the mean cosine of the fine-tunes' centred logits ({pooling} pooling), "
         f"{most} rows or fewer of each text.",
     )
-    edited = {name: Edited(texts.model, vector) for name, vector in vectors.items()}
+    edited = {name: EditedModel(texts.model, vector) for name, vector in vectors.items()}
     found = correlation_matrix(edited, texts.rows, pooling=pooling, batch_size=texts.batch_size)
-    report.figure("correlation", found.figure, "task correlation")
-    report.section(
+    report.add_figure("correlation", found.figure, "task correlation")
+    report.begin_section(
         "λ from theory",
-        "What Theorems 1 and 2 promise. *Add*: λ of θ₀ + τ(first) + λ·τ(second). *Forget*: λ of a model that was trained on both, from "
-        "which λ·τ(second) is taken away to forget the second and keep the first. The theorems hide constants: start here, then sweep.",
+        "What Theorems 1 and 2 promise. *Add*: λ of θ₀ + τ(first) + λ·τ(second). *Forget*: λ of a model that was "
+        "trained on both, from "
+        "which λ·τ(second) is taken away to forget the second and keep the first. The theorems hide constants: start "
+        "here, then sweep.",
     )
     rows = []
     for keep, change in permutations(vectors, 2):
@@ -202,21 +179,23 @@ def correlation(report: Report, vectors: Vectors, texts: Texts, pooling: Pooling
         rows.append(
             [keep, change, f"{recommended.alpha:+.3f}", _span(recommended.add), _span(recommended.forget.in_sweep)]
         )
-    report.table(["first", "second", "α̂", "add the second", "forget the second"], rows)
+    report.add_table(["first", "second", "α̂", "add the second", "forget the second"], rows)
     for one, other in combinations(vectors, 2):
         recommended = recommend_scales(found[one, other])
         why = [f"*{region.goal}*: {region.why}" for region in (recommended.add, recommended.forget) if region]
-        report.text(f"{one}, {other}. {' '.join(why)}")
+        report.add_text(f"{one}, {other}. {' '.join(why)}")
     if len(vectors) > 2:
-        _transfers(report, list(vectors), found)
+        _write_transfers(report, list(vectors), found)
 
 
-def _transfers(report: Report, names: list[str], found: CorrelationMatrix) -> None:
+def _write_transfers(report: MarkdownReport, names: list[str], found: CorrelationMatrix) -> None:
     """Theorem 3: each task in turn as one that no vector was trained on."""
-    report.section(
+    report.begin_section(
         "Transfer",
-        "What Theorem 3 says if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them and the task, and "
-        f"with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in practice. The theorem is about tasks that are "
+        "What Theorem 3 says if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them "
+        "and the task, and "
+        f"with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in practice. The theorem is "
+        "about tasks that are "
         "irrelevant to each other: where the others are not, it promises nothing, and the λ are a place to start.",
     )
     rows = []
@@ -236,39 +215,42 @@ def _transfers(report: Report, names: list[str], found: CorrelationMatrix) -> No
         rows.append([target, ", ".join(others), largest, transfer.verdict, scales or "–"])
         if len(others) == 2:
             draw = partial(transfer.figure, names=others)
-            report.figure(f"transfer_{label_for(target)}", draw, f"Theorem 3's region for {target}")
-    report.table(["task", "from the vectors of", "largest α̂ between them", "verdict", "λ"], rows)
+            report.add_figure(f"transfer_{label_for(target)}", draw, f"Theorem 3's region for {target}")
+    report.add_table(["task", "from the vectors of", "largest α̂ between them", "verdict", "λ"], rows)
 
 
-def _span(region: Region) -> str:
+def _span(region: ScaleRegion) -> str:
     if region.scale is None:
         return region.verdict
     return f"{region.verdict}: {region.low:.2f} ≤ λ ≤ {region.high:.2f}, first {region.scale:.2f}".replace("-", "−")
 
 
-def linearity(report: Report, vectors: Vectors, texts: Texts) -> None:
+def write_linearity(report: MarkdownReport, vectors: NamedVectors, texts: BaseAndTexts) -> None:
     """Cross-task linearity of each two vectors, on the texts of both."""
     for one, other in combinations(vectors, 2):
-        report.section(f"Linearity: {one} and {other}")
+        report.begin_section(f"Linearity: {one} and {other}")
         both = [*texts.rows[one], *texts.rows[other]]
         try:
             found = cross_task_linearity(texts.model, vectors[one], vectors[other], both, batch_size=texts.batch_size)
         except BadValueError as error:  # a model that overflows half-way
-            report.text(f"Not measured: {error}")
+            report.add_text(f"Not measured: {error}")
             continue
-        report.text(f"In the last layer, medians over {found.samples} rows; a coefficient of 1 is linear.")
+        report.add_text(f"In the last layer, medians over {found.samples} rows; a coefficient of 1 is linear.")
         last = [line for line in found.table() if line["layer"] == found.layers - 1]
         columns = ("1 − cosine", "1 − baseline", "coefficient")
-        report.table(["kind", *columns], [[str(line["kind"]), *(f"{line[c]:.3g}" for c in columns)] for line in last])
+        report.add_table(
+            ["kind", *columns], [[str(line["kind"]), *(f"{line[c]:.3g}" for c in columns)] for line in last]
+        )
         file = f"linearity_{label_for(one)}-{label_for(other)}"
-        report.figure(file, found.figure, "cross-task linearity by layer")
+        report.add_figure(file, found.figure, "cross-task linearity by layer")
 
 
-def gradients(report: Report, vectors: Vectors, texts: Texts) -> dict[str, TaskVector]:
+def write_gradients(report: MarkdownReport, vectors: NamedVectors, texts: BaseAndTexts) -> dict[str, TaskVector]:
     """The vectors beside the gradient on each text; gives the gradient steps."""
-    report.section(
+    report.begin_section(
         "Gradients",
-        "The cosine of each vector with the negative gradient of the loss at the base, on its own text and on the others'. After one "
+        "The cosine of each vector with the negative gradient of the loss at the base, on its own text and on the "
+        "others'. After one "
         "epoch of gradient descent on the same text it would be 1.",
     )
     steps = {
@@ -276,17 +258,17 @@ def gradients(report: Report, vectors: Vectors, texts: Texts) -> dict[str, TaskV
         for name, rows in texts.rows.items()
     }
     table = [[name, *(f"{vector.cosine(step):+.3f}" for step in steps.values())] for name, vector in vectors.items()]
-    report.table(["vector", *(f"gradient on {name}" for name in steps)], table)
+    report.add_table(["vector", *(f"gradient on {name}" for name in steps)], table)
     return steps
 
 
-def landscape(report: Report, vectors: Vectors, texts: Texts, size: int) -> None:
+def write_landscape(report: MarkdownReport, vectors: NamedVectors, texts: BaseAndTexts, size: int) -> None:
     """The loss on the plane through the base and the first two fine-tunes."""
     if len(vectors) < 2:
-        report.section("Landscape", "Not drawn: a plane goes through the base and two fine-tunes.")
+        report.begin_section("Landscape", "Not drawn: a plane goes through the base and two fine-tunes.")
         return
     one, other = list(vectors)[:2]
-    report.section(f"Landscape: {one} and {other}", "The loss on the plane through the base and both fine-tunes.")
+    report.begin_section(f"Landscape: {one} and {other}", "The loss on the plane through the base and both fine-tunes.")
     try:
         found = loss_landscape(
             texts.model,
@@ -294,13 +276,13 @@ def landscape(report: Report, vectors: Vectors, texts: Texts, size: int) -> None
             vectors[other],
             {name: texts.rows[name] for name in (one, other)},
             size=size,
-            output=report.folder / "points",
+            output=report.output / "points",
             batch_size=texts.batch_size,
         )
     except BadValueError as error:  # vectors that lie on a line span no plane; or the model overflows on it
-        report.text(f"Not drawn: {error}")
+        report.add_text(f"Not drawn: {error}")
     else:
-        report.figure("landscape", found.figure, "loss on the plane through two fine-tunes")
+        report.add_figure("landscape", found.figure, "loss on the plane through two fine-tunes")
 
 
 def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> Rows:

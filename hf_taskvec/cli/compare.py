@@ -47,7 +47,7 @@ def compare_command(
         shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
         lines += ["", text_table("Cosine of each layer", ["layer", "cosine"], shown)]
     if plot is not None:
-        data = render({"plot": cosines.parts_figure if len(names) == 2 else cosines.figure})["plot.png"]
+        data = render({"plot": lambda: cosines.figure("parts" if len(names) == 2 else "total")})["plot.png"]
         plot.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(plot, data)
         record_command(plot)

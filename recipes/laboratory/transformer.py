@@ -15,7 +15,7 @@ from laboratory.claims import Claim
 from tqdm.auto import tqdm
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import Recommendation, Transfer, recommend_scales
+from hf_taskvec.analysis import Recommendation, TransferScales, recommend_scales
 
 PAPER = "When is task vector provably effective for model editing? (Li et al. 2025)"
 # What counts as small and as Θ(1) of a hinge loss, which is 1 for an output of 0. Set before anything was measured.
@@ -162,7 +162,7 @@ class Curve:
 class Result:
     claims: list[Claim]
     curves: dict[str, Curve]
-    transfer: Transfer
+    transfer: TransferScales
     axis: tuple[float, ...]
     losses: list[list[float]]  # of the new task, λ_2 down, λ_1 across
 
@@ -263,7 +263,7 @@ def _forgetting(curve: Curve) -> Claim:
     )
 
 
-def _transfer(transfer: Transfer, axis: Sequence[float], grid: list[list[float]]) -> Claim:
+def _transfer(transfer: TransferScales, axis: Sequence[float], grid: list[list[float]]) -> Claim:
     points = [(one, other, grid[j][i]) for j, other in enumerate(axis) for i, one in enumerate(axis)]
     inside = [loss for one, other, loss in points if transfer.holds((one, other))]
     outside = [loss for one, other, loss in points if not transfer.holds((one, other))]
@@ -278,7 +278,7 @@ def _transfer(transfer: Transfer, axis: Sequence[float], grid: list[list[float]]
 
 
 def _closed_form(
-    model: OneLayerModel, transfer: Transfer, first: TaskVector, second: TaskVector, new: torch.Tensor
+    model: OneLayerModel, transfer: TransferScales, first: TaskVector, second: TaskVector, new: torch.Tensor
 ) -> Claim:
     one, other = transfer.scales
     loss = model.loss(one * first + other * second, new)

@@ -15,10 +15,11 @@ from transformers import BatchEncoding
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import (
-    Edited,
+    EditedModel,
     correlation_matrix,
     correlation_proxy,
     correlations,
+    pooled_logits,
     recommend_scales,
     task_correlation,
 )
@@ -75,7 +76,7 @@ def test_chunks_change_nothing(pair, monkeypatch: pytest.MonkeyPatch, held: int)
     """However few outputs are held at a time, in one pass or in two."""
     whole = task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2)
     monkeypatch.setattr(correlations, "_HELD_BYTES", held)
-    monkeypatch.setattr(correlations, "_LOGITS_BYTES", 1)
+    monkeypatch.setattr(pooled_logits, "_LOGITS_BYTES", 1)
     assert task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2).value == pytest.approx(
         whole.value, abs=1e-6
     )
@@ -104,7 +105,7 @@ def test_what_is_held_does_not_grow_with_the_models(monkeypatch: pytest.MonkeyPa
         return call
 
     monkeypatch.setattr(correlations, "_HELD_BYTES", budget)
-    monkeypatch.setattr(correlations, "_outputs", watched(correlations._outputs, len))
+    monkeypatch.setattr(correlations, "pooled_logits", watched(correlations.pooled_logits, len))
     monkeypatch.setattr(correlations, "_normed", watched(correlations._normed, len))
     correlation_matrix(models, dict(zip(models, data, strict=True)))
     assert most_of_one[0] == samples  # so many rows at a time, and no fewer than there is room for
@@ -137,7 +138,7 @@ def test_vectors_on_one_model_are_as_good_as_models() -> None:
     vectors = [TaskVector.from_finetuned(base, each) for each in tuned]
     before = copy.deepcopy(base.state_dict())
     base.train()
-    edited = task_correlation(*(Edited(base, v) for v in vectors), rows(0), rows(1))
+    edited = task_correlation(*(EditedModel(base, v) for v in vectors), rows(0), rows(1))
     assert edited.value == pytest.approx(task_correlation(*tuned, rows(0), rows(1)).value, abs=1e-6)
     assert base.training and all(torch.equal(before[k], v) for k, v in base.state_dict().items())
 
@@ -162,7 +163,7 @@ def test_the_proxy_is_the_vectors_cosine() -> None:
     }
     proxy = correlation_proxy(vectors)
     assert proxy["x", "z"] == proxy["z", "x"] == pytest.approx(vectors["x"].cosine(vectors["z"]), abs=1e-12)
-    assert "proxy" in proxy.pooling and recommend_scales(proxy["x", "z"]).forget.verdict == "works"
+    assert "proxy" in proxy.method and recommend_scales(proxy["x", "z"]).forget.verdict == "works"
 
 
 def test_kinds_of_data() -> None:
@@ -235,9 +236,9 @@ def test_bad_input(pair) -> None:
     with pytest.raises(BadValueError, match="live model"):
         task_correlation("me/model", b, good, good)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="live model"):
-        task_correlation(Edited("me/model", TaskVector.from_finetuned(a, b)), b, good, good)  # type: ignore[arg-type]
+        task_correlation(EditedModel("me/model", TaskVector.from_finetuned(a, b)), b, good, good)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="'me/vector' is not a task vector"):
-        task_correlation(Edited(a, "me/vector"), b, good, good)  # type: ignore[arg-type]
+        task_correlation(EditedModel(a, "me/vector"), b, good, good)  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match="vocabularies of different sizes"):
         task_correlation(a, make("phi", vocab_size=24), good, good)
     with pytest.raises(BadValueError, match="two tasks"):

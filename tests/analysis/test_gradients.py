@@ -18,7 +18,7 @@ from hf_taskvec.errors import BadValueError, UnsupportedError
 WHOLLY_DOUBLE = ["phi", "gpt2", "gpt_neox", "opt"]
 
 
-def plain_step(model: torch.nn.Module, data: list[list[int]], lr: float) -> torch.nn.Module:
+def plain_step(model: torch.nn.Module, data: list[list[int]], learning_rate: float) -> torch.nn.Module:
     """One step of SGD on the mean loss over all tokens, row by row."""
     model = copy.deepcopy(model)
     losses = []
@@ -26,7 +26,7 @@ def plain_step(model: torch.nn.Module, data: list[list[int]], lr: float) -> torc
         logits = model(torch.tensor([row])).logits[0, :-1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
     (sum(losses) / sum(len(row) - 1 for row in data)).backward()
-    torch.optim.SGD(model.parameters(), lr).step()
+    torch.optim.SGD(model.parameters(), learning_rate).step()
     return model
 
 
@@ -126,7 +126,7 @@ def test_two_processes_share_the_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_bad_gradients() -> None:
     model = make("phi")
-    with pytest.raises(BadValueError, match="lr=0"):
+    with pytest.raises(BadValueError, match="learning_rate=0"):
         TaskVector.from_gradient(model, rows(0), 0)
     with pytest.raises(BadValueError, match="the data is empty"):
         TaskVector.from_gradient(model, [], 0.1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.analysis import Edited, Recommendation, correlation_matrix, recommend_scales
+from hf_taskvec.analysis import EditedModel, Recommendation, correlation_matrix, recommend_scales
 from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.texts.books import Book
@@ -88,7 +88,7 @@ def compare_books(
         ]
         for book in books
     }
-    models = {name: Edited(base, vectors[name]) for name in data}
+    models = {name: EditedModel(base, vectors[name]) for name in data}
     # A handful of passages each: several positions of each are compared, not its last one alone.
     found = correlation_matrix(models, data, tokenizer=tokenizer, pooling="sample")
     alphas = {other.name: found[first.name, other.name] for other in others}

@@ -1,4 +1,4 @@
-"""The figures of the analysis. Each function gives one `Figure`; `figures.render` makes files of them."""
+"""How each result of the analysis is drawn: one function for each kind of figure, in the library's style."""
 
 import math
 import textwrap
@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.figures import COLOURS, look
+from hf_taskvec.figures import COLOURS, look, styled
 from hf_taskvec.models.matrix_kinds import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_taskvec.analysis.cosines import CosineMatrix
-    from hf_taskvec.analysis.gradients import Alignment
+    from hf_taskvec.analysis.gradients import GradientAlignment
     from hf_taskvec.analysis.landscapes import Landscape
     from hf_taskvec.analysis.linearity import Linearity
-    from hf_taskvec.analysis.ranks import Ranks
-    from hf_taskvec.analysis.recommended_scales import Transfer
+    from hf_taskvec.analysis.ranks import StableRanks
+    from hf_taskvec.analysis.scale_theorems import TransferScales
 
 
-def matrix_figure(names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> "Figure":
+@styled()
+def heat_map_figure(names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> "Figure":
     """A heat map of correlations or cosines, with the numbers in it. Violet is negative, orange positive."""
     from matplotlib.figure import Figure
 
@@ -43,6 +44,7 @@ def matrix_figure(names: Sequence[str], values: Sequence[Sequence[float]], title
     return figure
 
 
+@styled()
 def parts_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of two vectors: layers down, parts across; what lies outside the layers has a row of its own."""
     from matplotlib.figure import Figure
@@ -80,7 +82,8 @@ def _signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def transfer_figure(transfer: "Transfer", low: float, high: float, names: Sequence[str]) -> "Figure":
+@styled()
+def transfer_figure(transfer: "TransferScales", low: float, high: float, names: Sequence[str]) -> "Figure":
     """Theorem 3's region for two tasks, and the λ to try; the legend names only what is in the picture."""
     import numpy
     from matplotlib.figure import Figure
@@ -128,6 +131,7 @@ def transfer_figure(transfer: "Transfer", low: float, high: float, names: Sequen
     return figure
 
 
+@styled()
 def linearity_figure(linearity: "Linearity") -> "Figure":
     """1 − cosine and its baseline (log scale) above, the coefficient below; a column for each kind, with quartiles."""
     from matplotlib.figure import Figure
@@ -176,6 +180,7 @@ def _quartiles(axes: Any, values: Any, label: str, colour: int) -> None:
 _MOST_LINES = 6
 
 
+@styled()
 def layers_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of the pairs and norms of the vectors, by layer: lines, or heat maps where they would be too many."""
     layers = list(cosines.by_layer)
@@ -262,7 +267,8 @@ def _layer_ticks(axes: Any, layers: list[str]) -> None:
     axes.set_xlabel("layer", labelpad=4 if last == len(layers) - 1 else -11)  # beside that name, not below it
 
 
-def ranks_figure(ranks: "Ranks") -> "Figure":
+@styled()
+def ranks_figure(ranks: "StableRanks") -> "Figure":
     """Stable ranks and Frobenius norms by layer, a line for each kind; of experts the mean and the span."""
     from matplotlib.figure import Figure
 
@@ -298,7 +304,8 @@ def ranks_figure(ranks: "Ranks") -> "Figure":
     return figure
 
 
-def alignment_figure(alignment: "Alignment") -> "Figure":
+@styled()
+def alignment_figure(alignment: "GradientAlignment") -> "Figure":
     """Each epoch's share of the gradient norm, and the cosines with the first epoch and with the gradient."""
     from matplotlib.figure import Figure
 
@@ -325,6 +332,7 @@ def alignment_figure(alignment: "Alignment") -> "Figure":
     return figure
 
 
+@styled()
 def landscape_figure(landscape: "Landscape") -> "Figure":
     """Contours of the loss on the plane, a panel for each data set, with the three models marked."""
     from matplotlib.figure import Figure
@@ -338,7 +346,7 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
         for number, (label, (x, y)) in enumerate(landscape.points.items()):
             marker = {"marker": look(number)["marker"], "color": "white", "markeredgecolor": "black", "markersize": 9}
             axes.plot([x], [y], linestyle="", **marker)
-            beyond = x > (landscape.x[0] + landscape.x[-1]) / 2  # its name goes where there is room
+            beyond = x > (landscape.x[0] + landscape.x[-1]) / 2  # its name goes to the side that is wider
             halo = [withStroke(linewidth=3, foreground="white")]
             axes.annotate(
                 label.replace("θ_0", "θ₀"),

@@ -1,17 +1,20 @@
 """Every figure becomes a PNG and an SVG, labelled, and the same bytes each time."""
 
 import re
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from support.tiny_models import make, tuned_copy
 from support.token_rows import rows
 
-from hf_taskvec import TaskVector
+from hf_taskvec import TaskVector, analysis
 from hf_taskvec.analysis import (
-    Alignment,
     CorrelationMatrix,
     CosineMatrix,
+    GradientAlignment,
     cosine_matrix,
     cross_task_linearity,
     loss_landscape,
@@ -19,32 +22,36 @@ from hf_taskvec.analysis import (
     stable_ranks,
 )
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.figures import render
+from hf_taskvec.figures import Plottable, render
 
 
 @pytest.fixture(scope="module")
-def figures():
+def drawn():
+    """For each kind of figure a result, and what `figure` and `plot` are asked for."""
     base = make("phi")
     fox, clock = (
         TaskVector.from_finetuned(base, tuned_copy(base, 0.05, seed=s), name=n) for s, n in ((1, "fox"), (2, "clock"))
     )
     cosines = cosine_matrix([fox, clock])
+    transfer = recommend_scales(gammas=(0.792, -0.637), margin=0.2).transfer
     return {
-        "correlation": CorrelationMatrix(("fox", "clock"), ((1.0, -0.25), (-0.25, 1.0)), "last pooling").figure,
-        "transfer": recommend_scales(gammas=(0.792, -0.637), margin=0.2).transfer.figure,
-        "cosines": cosines.figure,
-        "layers": cosines.layer_figure,
-        "parts": cosines.parts_figure,
-        "ranks": stable_ranks(base).figure,
-        "linearity": cross_task_linearity(base, fox, clock, rows(0)).figure,
-        "alignment": Alignment((0.6, 0.3, 0.1), (1.0, 0.9, 0.8), (0.7, 0.6, 0.5), (0.7, 0.7, 0.65)).figure,
-        "landscape": loss_landscape(base, fox, clock, {"fox": rows(0), "clock": rows(1)}, size=4).figure,
+        "correlation": (CorrelationMatrix(("fox", "clock"), ((1.0, -0.25), (-0.25, 1.0)), "last pooling"), {}),
+        "transfer": (transfer, {}),
+        "named transfer": (transfer, {"names": ["fox", "clock"], "high": 4.0}),
+        "cosines": (cosines, {}),
+        "layers": (cosines, {"view": "layers"}),
+        "parts": (cosines, {"view": "parts"}),
+        "ranks": (stable_ranks(base), {}),
+        "linearity": (cross_task_linearity(base, fox, clock, rows(0)), {}),
+        "alignment": (GradientAlignment((0.6, 0.3, 0.1), (1.0, 0.9, 0.8), (0.7, 0.6, 0.5), (0.7, 0.7, 0.65)), {}),
+        "landscape": (loss_landscape(base, fox, clock, {"fox": rows(0), "clock": rows(1)}, size=4), {}),
     }
 
 
 EXPECTED = {
     "correlation": ["Task correlation", "fox", "−0.25"],
     "transfer": ["λ of task 1", "λ of task 2", "closed form"],
+    "named transfer": ["λ of fox", "λ of clock"],
     "cosines": ["Cosine between task vectors", "clock"],
     "layers": ["layer", "Frobenius norm", "outside"],
     "parts": ["Cosine between fox and clock", "layer 1", "mlp.fc1", "outside"],
@@ -56,15 +63,30 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_figure(figures, name: str) -> None:
-    files = render({name: figures[name]})
-    assert files == render({name: figures[name]})
+def test_a_result_is_drawn_with_labels_and_saved_with_the_same_bytes(drawn, name: str, tmp_path: Path) -> None:
+    result, options = drawn[name]
+    assert isinstance(result, Plottable) and isinstance(result.figure(**options), Figure)
+    files = render({name: partial(result.figure, **options)})
+    for file, content in files.items():
+        assert result.plot(tmp_path / "plots" / file, **options) == tmp_path / "plots" / file
+        assert (tmp_path / "plots" / file).read_bytes() == content
     assert files[f"{name}.png"].startswith(b"\x89PNG")
-    drawn = files[f"{name}.svg"].decode()
+    picture = files[f"{name}.svg"].decode()
     # Text is drawn as outlines; matplotlib writes what it says beside it, as a comment.
-    said = " ".join(re.findall(r"<!-- (.+?) -->", drawn))
+    said = " ".join(re.findall(r"<!-- (.+?) -->", picture))
     for label in EXPECTED[name]:
         assert label in said
+
+
+def test_an_unknown_view_of_cosines_is_refused(drawn) -> None:
+    with pytest.raises(BadValueError, match="view='heads' is not one of total, layers, parts"):
+        drawn["cosines"][0].figure("heads")
+
+
+def test_every_result_with_a_figure_has_the_same_two_methods() -> None:
+    classes = [getattr(analysis, name) for name in analysis.__all__ if name[0].isupper() and name != "PRACTICAL_MARGIN"]
+    with_figures = [each for each in classes if hasattr(each, "figure") or hasattr(each, "plot")]
+    assert len(with_figures) == 7 and all(issubclass(each, Plottable) for each in with_figures)
 
 
 def test_a_region_of_three_tasks_has_no_plane() -> None:
@@ -117,7 +139,7 @@ def many(count: int, layers: int, outside: bool) -> CosineMatrix:
 def test_layers_of_many_vectors(count: int) -> None:
     """Lines that differ, with the legend beside them; more than six pairs are heat maps with a row for each."""
     cosines = many(count, 24, outside=True)
-    figure = cosines.layer_figure()
+    figure = cosines.figure("layers")
     first, second = figure.axes[:2]
     pairs = count * (count - 1) // 2
     if pairs > 6:
@@ -128,14 +150,14 @@ def test_layers_of_many_vectors(count: int) -> None:
         figure.draw_without_rendering()
         for axes in (first, second):
             assert axes.get_legend().get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0
-    assert len(render({"layers": cosines.layer_figure})) == 2
+    assert len(render({"layers": partial(cosines.figure, "layers")})) == 2
 
 
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("layers", [1, 2, 24, 32])
 @pytest.mark.parametrize("count", [2, 5])
 def test_the_last_layer_has_a_tick(layers: int, outside: bool, count: int) -> None:
-    axes = many(count, layers, outside).layer_figure().axes[0]
+    axes = many(count, layers, outside).figure("layers").axes[0]
     labels = [label.get_text().strip() for label in axes.get_xticklabels()]
     assert str(layers - 1) in labels and ("outside" in labels) == outside and len(labels) <= 14
 
@@ -155,4 +177,4 @@ def test_values_that_are_not_there_are_drawn_as_gaps() -> None:
     other = TaskVector.from_tensors({name.format(0): torch.eye(3)}, name="other")
     cosines = cosine_matrix([one, other])
     assert cosines.by_layer["1"][0][1] != cosines.by_layer["1"][0][1]  # nan
-    assert len(render({"layers": cosines.layer_figure, "parts": cosines.parts_figure})) == 4
+    assert len(render({view: partial(cosines.figure, view) for view in ("layers", "parts")})) == 4

@@ -1,0 +1,60 @@
+"""A report in Markdown that is written section by section, with its figures beside it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_taskvec import atomic
+from hf_taskvec.errors import OutputError
+from hf_taskvec.figures import render
+
+
+class MarkdownReport:
+    """Sections of Markdown in `analysis.md`, and the figures that they show as PNG and SVG, in one folder.
+
+    Args:
+        output (`Path`):
+            The folder to write; it is made if it does not exist.
+        title (`str`):
+            The report's title.
+
+    Raises:
+        `OutputError`: If the folder cannot be made.
+
+    """
+
+    def __init__(self, output: Path, title: str) -> None:
+        self.output = output
+        self.lines = [f"# {title}", ""]
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{output.name} cannot be made a folder for the report ({error.strerror}).") from None
+
+    def begin_section(self, title: str, *text: str) -> None:
+        """Begin a section. What there is so far is saved first, whatever happens in this one."""
+        self.save()
+        print(f"· {title}", flush=True)
+        self.lines += [f"## {title}", ""]
+        self.add_text(*text)
+
+    def add_text(self, *text: str) -> None:
+        """Add paragraphs."""
+        self.lines += [line for part in text for line in (part, "")]
+
+    def add_table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Add a table."""
+        cells = [head, ["---"] * len(head), *rows]
+        self.lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells] + [""]
+
+    def add_figure(self, name: str, draw: Callable[[], Any], caption: str) -> None:
+        """Draw a figure into `name.png` and `name.svg`, and show it."""
+        for file, content in render({name: draw}).items():
+            atomic.write_bytes(self.output / file, content)
+        self.lines += [f"![{caption}]({name}.png)", ""]
+
+    def save(self) -> Path:
+        """Write `analysis.md` as it is now."""
+        path = self.output / "analysis.md"
+        atomic.write_text(path, "\n".join(self.lines).rstrip() + "\n")
+        return path

@@ -1,0 +1,94 @@
+"""Processes: alone without accelerate, and two real ones on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_taskvec.distributed import Processes
+from hf_taskvec.errors import BadValueError
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_alone_everything_is_ones_own() -> None:
+    alone = Processes()
+    assert (alone.process_index, alone.num_processes, alone.is_main_process, alone.is_local_main_process) == (
+        0, 1, True, True
+    )  # fmt: skip
+    alone.wait_for_everyone()
+    value, tensor = {"any": "thing"}, torch.arange(3)
+    assert alone.gather(value) == [value] and alone.gather(value)[0] is value
+    assert alone.all_reduce(tensor) is tensor
+    assert alone.together(lambda: 7) == alone.together(lambda: 7, main_only=True) == 7
+    error = BadValueError("cannot")
+    with pytest.raises(BadValueError, match=r"^cannot$") as raised:
+        alone.together(lambda: (_ for _ in ()).throw(error))
+    assert raised.value is error
+
+
+def test_alone_accelerate_is_not_imported() -> None:
+    code = (
+        "import sys; from hf_taskvec.distributed import processes; p = processes(); p.gather(1); p.wait_for_everyone()"
+    )
+    code += "; print(p.num_processes, 'accelerate' in sys.modules)"
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "1 False\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each of two processes saw."""
+    folder = tmp_path_factory.mktemp("two")
+    options = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *options, "--main_process_port", "0"]
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    script = TESTS / "support" / "launched_processes.py"
+    done = subprocess.run([*launch, str(script), str(folder)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{number}.json").read_text()) for number in (0, 1)]
+
+
+def test_two_processes_know_of_each_other(two: list[dict]) -> None:
+    for number, seen in enumerate(two):
+        assert seen["count"] == seen["accelerator"] == 2 and seen["device"].startswith("cpu")
+        assert seen["main"] == seen["local main"] == (number == 0)
+    assert two[0]["waited"]  # for the file that the other wrote before
+
+
+def test_values_are_gathered_in_the_order_of_processes(two: list[dict]) -> None:
+    for seen in two:
+        assert seen["gathered"] == [{"number": 0}, {"number": 1}]
+
+
+def test_tensors_are_added_and_the_own_one_stays(two: list[dict]) -> None:
+    for number, seen in enumerate(two):
+        assert seen["sum"] == [3.0, 30.0]
+        assert seen["own tensor"] == [number + 1.0, 10.0 * (number + 1)]
+
+
+def test_work_is_done_by_all_or_by_the_main_process_only(two: list[dict]) -> None:
+    assert [seen["together"] for seen in two] == [0, 10]
+    assert [seen["main only"] for seen in two] == [7, None]
+
+
+def test_what_fails_in_one_process_fails_in_all(two: list[dict]) -> None:
+    for failing, word in ((0, "first"), (1, "second")):
+        own = f"BadValueError: process {failing} cannot"
+        other = f"BadValueError: another process failed: process {failing} cannot"
+        expected = [own, other] if failing == 0 else [other, own]
+        assert [seen[f"{word} fails"] for seen in two] == expected
+    assert [seen["second is not asked"] for seen in two] == ["", ""]
