@@ -166,7 +166,7 @@ def test_the_scaling_is_what_the_config_says(models: TinyModels, tmp_path: Path)
         truth = scaling * state[key.format("B")].double() @ state[key.format("A")].double()
         vector = made.vector()
         assert relative(vector.dense(f"{Q}.weight", "float64"), truth) < 1e-15
-        delta = vector[f"{Q}.weight"][0].delta
+        delta = vector[f"{Q}.weight"].terms[0].delta
         assert isinstance(delta, LowRank) and delta.scaling == scaling
 
 

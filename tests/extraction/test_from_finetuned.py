@@ -652,7 +652,7 @@ def mutate_structure(models: TinyModels, tmp_path: Path, count: int) -> None:
         with corruptor.corrupted(target, only):
             try:
                 vector = TaskVector.from_finetuned(pair.base, index.parent)
-                found = {name: terms[0].delta.sources[1].read() for name, terms in vector.items()}
+                found = {name: change.terms[0].delta.sources[1].read() for name, change in vector.items()}
             except TaskVectorError:
                 refused += 1
                 continue

@@ -60,7 +60,7 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     assert_same(-2 * vector, -2 * loaded)
     assert loaded.expression == vector.expression == "-0.7*v"
     assert loaded.provenance == vector.provenance
-    kinds = {name: [type(t.delta).__name__ for t in loaded[name]] for name in loaded}
+    kinds = {name: [type(t.delta).__name__ for t in loaded[name].terms] for name in loaded}
     assert kinds["low rank"] == kinds["transposed low rank"] == ["LowRank"]
     assert kinds["DoRA of Linear"] == ["DoRA"]
     assert kinds["scattered rows"] == ["Rows"]
@@ -84,7 +84,7 @@ def test_factors_are_stored_as_they_are(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "v" / TENSORS)
     assert {str(tensor.dtype) for tensor in stored.values()} == {"torch.bfloat16", "torch.float16"}
     assert any(torch.equal(left, each) for each in stored.values() if each.dtype == left.dtype)
-    (term,) = TaskVector.load(tmp_path / "v")["w"]
+    (term,) = TaskVector.load(tmp_path / "v")["w"].terms
     assert term.weight == 0.3 and isinstance(term.delta, LowRank)
 
 
@@ -128,7 +128,7 @@ def test_empty_vectors_and_unchanged_parameters(tmp_path: Path) -> None:
     (v - v).save(tmp_path / "empty")
     assert len(TaskVector.load(tmp_path / "empty")) == 0
     same = torch.ones(2)
-    zero = TaskVector({"w": [Term(1.0, Difference(InMemory(same), InMemory(same.clone())))], "b": v["w"]})
+    zero = TaskVector({"w": [Term(1.0, Difference(InMemory(same), InMemory(same.clone())))], "b": v["w"].terms})
     zero.save(tmp_path / "zero")
     assert set(TaskVector.load(tmp_path / "zero")) == {"b"}
 
@@ -417,7 +417,7 @@ def test_an_edited_json(saved: Path) -> None:
     edited(saved, lambda document: document["parameters"]["dense"][0].update(weight=2.0), sign=False)
     with pytest.raises(TaskVectorError, match=r"taskvec\.json of v does not match its checksum.*verify=False"):
         TaskVector.load(saved)
-    assert TaskVector.load(saved, verify=False)["dense"][0].weight == 2.0
+    assert TaskVector.load(saved, verify=False)["dense"].terms[0].weight == 2.0
 
 
 @pytest.mark.parametrize("file", ["../v/taskvec.safetensors", "/etc/passwd", "", "..", ".", 3, "a\0b", "x" * 300])

@@ -168,7 +168,7 @@ def test_a_merge_of_adapters_is_exported_as_an_adapter(tmp_path: Path) -> None:
     merged = combine(some_adapters(), "tsv", rank=2)
     merged.to_adapter(tmp_path / "adapter")
     again = TaskVector.from_adapter(tmp_path / "adapter")
-    assert all(isinstance(term.delta, LowRank) for name in again for term in again[name])
+    assert all(isinstance(term.delta, LowRank) for name in again for term in again[name].terms)
     for name in merged:
         assert torch.allclose(again.dense(name), merged.dense(name), atol=1e-6)
 
@@ -189,7 +189,7 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         with pytest.raises(AssertionError, match="a tensor was read"):
             combine(vectors, "rows")
-    kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"][0].delta) for rule, vector in merged.items()}
+    kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
     assert {rule for rule, kind in kinds.items() if kind is Computed} == {"breadcrumbs", "dare", "magnitude", "ties"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 

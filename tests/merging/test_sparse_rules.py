@@ -116,7 +116,7 @@ def test_dare_masks_depend_on_vector_parameter_and_seed_alone() -> None:
 def test_any_rows_can_be_asked_for(rule: str) -> None:
     merged = combine(some_vectors(shape=LARGE), rule, density=0.5)
     name = "model.layers.0.mlp.fc1.weight"
-    (term,) = merged[name]
+    (term,) = merged[name].terms
     whole = merged.dense(name, "float64")
     for start, stop in ((0, 1100), (3, 4), (100, 700), (511, 513), (1099, 1100)):
         out = torch.zeros(stop - start, LARGE[1], dtype=torch.float64)
@@ -134,7 +134,8 @@ def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
     # To be multiplied by 1: a little above half-way, a little below, above with signs changed, exactly half-way.
     change[0, :4] = torch.tensor([2**-8 * (1 + 2**-20), 2**-8 * (1 - 2**-21), -(2**-8) * (1 + 2**-20), 2**-8])
     merged = combine([TaskVector.from_tensors({"w": change})], "magnitude", density=0.9)
-    ((term,),) = merged.values()
+    (change,) = merged.values()
+    (term,) = change.terms
     assert isinstance(term.delta, Computed)
     kept = merged.dense("w", "float64")
     single = base.float() + (kept * weight).float()
@@ -143,7 +144,7 @@ def test_a_computed_change_on_bf16_is_rounded_once(weight: float) -> None:
     exact = round_once(base.double() + kept * weight, torch.bfloat16)
     assert weight not in (1.0, -1.0) or not torch.equal(single.bfloat16(), exact)  # rounding twice shows
     found = torch.empty_like(base)
-    Sum(LARGE, merged["w"], InMemory(base), weight).into(found, "w")
+    Sum(LARGE, merged["w"].terms, InMemory(base), weight).into(found, "w")
     assert torch.equal(found.view(torch.int16), exact.view(torch.int16))
 
 
@@ -159,8 +160,8 @@ def test_what_is_exact_is_not_added_up_again(monkeypatch: pytest.MonkeyPatch) ->
     found = torch.empty_like(base)
     with monkeypatch.context() as patch:
         patch.setattr("hf_taskvec.algebra.sums.round_once", refuse)
-        Sum((64, 32), merged["w"], InMemory(base)).into(found, "w")
-        Sum((64, 32), merged["w"], InMemory(base), 2.0).into(base, "w")
+        Sum((64, 32), merged["w"].terms, InMemory(base)).into(found, "w")
+        Sum((64, 32), merged["w"].terms, InMemory(base), 2.0).into(base, "w")
     assert torch.equal(found, torch.ones_like(found))  # to the even one
     assert torch.equal(base.float(), 1 + 2 * merged.dense("w"))
 
@@ -180,7 +181,7 @@ def test_a_computed_change_is_added_on_the_device_of_the_model() -> None:
     for dtype, weight in ((torch.float32, 1.0), (torch.float64, 0.5)):
         out = torch.zeros(40, 30, dtype=dtype, device="meta")
         with OneDevice():
-            merged[name][0].delta.add_rows(out, 0, 40, weight)
+            merged[name].terms[0].delta.add_rows(out, 0, 40, weight)
 
 
 def test_random_masks_are_the_same_everywhere() -> None:

@@ -131,7 +131,7 @@ def test_the_code_on_the_card_makes_the_model_again(
 
 def test_the_options_that_made_it_are_in_the_code(edited: Edited, tmp_path: Path) -> None:
     out = edited.vector.apply(edited.pair.base, tmp_path / "out", dtype="bfloat16")
-    assert 'save_to="model", dtype="bfloat16")' in card_for(open_artifact(out))
+    assert 'output="model", dtype="bfloat16")' in card_for(open_artifact(out))
     small = edited.vector.compress(rank=2)
     small.to_adapter(tmp_path / "adapter", base=edited.pair.base, dense="drop")
     assert 'vector.to_adapter("adapter", dense="drop", base="./base")' in card_for(open_artifact(tmp_path / "adapter"))
