@@ -1,9 +1,9 @@
-"""Make one model good at many books: fine-tune it on each, and merge.
+r"""Make one model good at many books: fine-tune it on each, and merge.
 
     accelerate launch recipes/multitask.py                                       # nothing to download: a few minutes
     accelerate launch recipes/multitask.py --method lora --output outputs/multitask-lora
     accelerate launch recipes/multitask.py --merge sum --merge-scale 0.5 --output outputs/atm
-    accelerate launch recipes/multitask.py --merge dare --final tsv breadcrumbs \\
+    accelerate launch recipes/multitask.py --merge dare --final tsv breadcrumbs \
         --rule-options gamma=0.02 dare.density=0.5
     accelerate launch recipes/multitask.py --base-model gpt2 --learning-rate 5e-5 --books one.txt two.txt three.txt
 

@@ -1,9 +1,9 @@
-"""Make a language model forget one book, and see what else it forgets.
+r"""Make a language model forget one book, and see what else it forgets.
 
     accelerate launch recipes/unlearn.py                                # nothing to download: a few minutes on a laptop
     accelerate launch recipes/unlearn.py --method lora --output outputs/lora
     accelerate launch recipes/unlearn.py --config phi-1_5-full --books forget=hp1.txt aligned=hp2.txt retain=pp.txt
-    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain \\
+    accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain \
         --books ...
 
 The experiment of section 4.2 of Li et al. 2025 (When is task vector provably effective for model editing?):

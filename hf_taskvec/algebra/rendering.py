@@ -28,7 +28,8 @@ def as_html(kind: str, changes: Mapping[str, ParameterChange], provenance: Prove
     more = len(changes) - _SHOWN
     rest = f"<p>… and {more} more parameters</p>" if more > 0 else ""
     origins = "".join(f"<li>{html.escape(str(origin))}</li>" for origin in provenance.origins)
-    table = f"<table><thead><tr><th style='text-align:left'>parameter</th><th>shape</th><th>rank</th><th>held as</th></tr></thead><tbody>{rows}</tbody></table>"
+    head = "<th style='text-align:left'>parameter</th><th>shape</th><th>rank</th><th>held as</th>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return (
         f"<div><p><b>{kind}</b> <code>{html.escape(provenance.expression)}</code><br>"
         f"{_held(changes)}; {file_size(nbytes)}</p>{table if rows else ''}{rest}<ul>{origins}</ul></div>"

@@ -2,8 +2,8 @@
 
 Corollary 2 of Li et al. 2025 (*When is task vector provably effective for model editing?*): only some rows of what
 fine-tuning changes in an MLP are large, those of the neurons that learnt something; the others can be left out without
-losing the vector's guarantees. A row is a row of the stored matrix: one output of a `Linear` layer, one input of GPT-2's
-`Conv1D`, which stores its weight transposed.
+losing the vector's guarantees. A row is a row of the stored matrix: one output of a `Linear` layer, one input of
+GPT-2's `Conv1D`, which stores its weight transposed.
 """
 
 import math
@@ -33,8 +33,8 @@ def pruned_rows(
     chosen = [each for name, each in changes.items() if include.search(name) and len(each.shape) == 2]
     if not chosen:
         raise MissingNameError(
-            f"the vector changes no matrix that {include.pattern!r} matches ({some(changes, 2)}), so there is no row to "
-            "prune. Name the matrices with include=."
+            f"the vector changes no matrix that {include.pattern!r} matches ({some(changes, 2)}), so there is no row "
+            "to prune. Name the matrices with include=."
         )
     result = {}
     for change in chosen:

@@ -276,7 +276,8 @@ def _add_single(base: torch.Tensor, change: torch.Tensor, out: torch.Tensor) -> 
     slots = (Slot.BASE, Slot.TOTAL, Slot.PART, Slot.REST)
     single, total, most, rest = (buffer(slot, size, torch.float32, out.device) for slot in slots)
     out.copy_(torch.add(single.copy_(base), change, out=total))
-    # What the sum has lost, exactly: (base - (total - most)) + (change - most), with most = total - base (Knuth's TwoSum).
+    # What the sum has lost, exactly: (base - (total - most)) + (change - most), with most = total - base (Knuth's
+    # TwoSum).
     torch.sub(total, torch.sub(total, single, out=most), out=rest)
     lost = single.sub_(rest).add_(torch.sub(change, most, out=most))
     halfway = total.view(torch.int32).bitwise_left_shift_(16).eq_(_HALFWAY).neg_()

@@ -142,7 +142,8 @@ def _reference(tensors: Mapping[str, "_Written"]) -> dict[str, Any]:
         if stored.file.path.name.startswith("taskvec"):
             raise UnsupportedError(
                 f"{name.split(':')[0]} comes from a saved task vector, and a reference can point to models and "
-                "adapters only. Save the vector without reference=True, or make the reference from a vector extracted anew."
+                "adapters only. Save the vector without reference=True, or make the reference from a vector extracted "
+                "anew."
             )
         tensor = stored.read()
         listed[name] = {

@@ -3,10 +3,10 @@
     python tests/benchmarks/bench_analysis.py [--layers 24] [--folder a/folder/in/memory] [--disk a/folder/on/a/disk]
     python tests/benchmarks/bench_analysis.py --model a/model/folder     # stable ranks of a real model only
 
-Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a process
-of its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the CPU time
-beside them says more on a busy machine. Adapters have all 24 layers, whatever the models have. With `--disk` the model is
-also read from there, after its pages were dropped from the cache.
+Random models of Phi-1.5's shape in bf16: a base, four fine-tunes; and four rank-32 adapters. Every job runs in a
+process of its own, which also watches its own anonymous memory. Times are those of the job alone, without imports; the
+CPU time beside them says more on a busy machine. Adapters have all 24 layers, whatever the models have. With `--disk`
+the model is also read from there, after its pages were dropped from the cache.
 """
 
 import argparse
@@ -207,7 +207,8 @@ def report(folder: Path, layers: int, disk: Path | None = None) -> None:
         )
     found = run("accuracy_of_random", folder)
     print(
-        f"\nSpectral norms of {found['count']} random matrices of these shapes, which are slow to converge: {found['median']:.1%} "
+        f"\nSpectral norms of {found['count']} random matrices of these shapes, which are slow to converge: "
+        f"{found['median']:.1%} "
         f"below LAPACK's (median), {found['worst']:.1%} at worst."
     )
 
@@ -220,7 +221,8 @@ def report_model(folder: Path, model: Path) -> None:
     worst = run("accuracy", folder)["worst"]
     print(
         f"Stable ranks of {model.name}, all matrices: {ranks['seconds']:.2f} s, CPU {ranks['cpu']:.2f} s, "
-        f"{ranks['cpu'] / one['cpu']:.1f}× one norm of its weights (CPU {one['cpu']:.2f} s); {ranks['memory']:.0f} MB; at most "
+        f"{ranks['cpu'] / one['cpu']:.1f}× one norm of its weights (CPU {one['cpu']:.2f} s); {ranks['memory']:.0f} MB; "
+        "at most "
         f"{worst:.1e} (relative) from LAPACK's."
     )
 

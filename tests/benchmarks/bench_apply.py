@@ -430,7 +430,8 @@ def many(folder: Path, layers: int) -> None:
         make_model(each, config, shapes, seed=100 + number, base=base)
     size = (base / "model.safetensors").stat().st_size / 1e9
     print(
-        f"\n| vectors ({layers} layers, {size:.2f} GB each) | time | bytes read | peak anonymous memory |\n|---|---|---|---|"
+        f"\n| vectors ({layers} layers, {size:.2f} GB each) | time | bytes read | peak anonymous memory |\n"
+        "|---|---|---|---|"
     )
     for count in (1, 2, 4, 8):
         found = run("many", base, count, out, *tuned)[0]

@@ -86,7 +86,8 @@ def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> No
         make_model(folder / f"tuned{number}", config, shapes, seed=number + 1, base=folder / "base")
     size = (folder / "base" / "model.safetensors").stat().st_size / 1e9
     print(
-        f"\n{MODELS} models and their base, Phi-1.5's width, {layers} layers, bf16, {size:.2f} GB each; files in memory.\n"
+        f"\n{MODELS} models and their base, Phi-1.5's width, {layers} layers, bf16, {size:.2f} GB each; "
+        "files in memory.\n"
     )
     print(
         "| rule | ours | mergekit | ratio | CPU: ours | mergekit | ratio | memory: ours | mergekit |\n"

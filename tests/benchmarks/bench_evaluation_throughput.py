@@ -122,7 +122,8 @@ def main() -> None:
         order = [*order[1:], order[0]]
     rows = len(passages) * len(scales)
     print(
-        f"{len(passages)} passages at {len(scales)} λ, batch size {args.batch_size}, {torch.get_num_threads()} thread(s)"
+        f"{len(passages)} passages at {len(scales)} λ, batch size {args.batch_size}, "
+        f"{torch.get_num_threads()} thread(s)"
     )
     for name in runs:
         seconds = median(times[name])

@@ -1,6 +1,6 @@
 """The default multi-task experiment over several seeds: the table of docs/results.md.
 
-    python tests/benchmarks/seeds_multitask.py [--seeds 0 1 2 3 4] [--output outputs/multitask-seeds]   # what is missing
+    python tests/benchmarks/seeds_multitask.py [--seeds 0 1 2 3 4] [--output outputs/multitask-seeds]  # what is missing
     python tests/benchmarks/seeds_multitask.py --only-table                                             # what there is
 
 Every seed has other texts, another tokenizer and another model. All numbers are on test text, which chose nothing.

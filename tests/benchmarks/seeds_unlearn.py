@@ -2,12 +2,13 @@
 
     python tests/benchmarks/seeds_unlearn.py [--seeds 20 21 22 23 24] [--output outputs/seeds]  # runs what is missing
     python tests/benchmarks/seeds_unlearn.py --output outputs/seeds-9000 -- --words 9000          # shorter books
-    python tests/benchmarks/seeds_unlearn.py --corollaries                                        # compressed, row-pruned
+    python tests/benchmarks/seeds_unlearn.py --corollaries                                      # compressed, row-pruned
     python tests/benchmarks/seeds_unlearn.py --only-table                                         # what there is so far
 
-Every seed has other texts, another tokenizer and another model; the settings were chosen on seeds below 20. All is as in
-the default run but for α̂, which is left out: it needs two more fine-tunes and moves no score. The stages of a seed are shared between the methods. `as if never seen` and the difference are on the half of the passages that
-did not choose λ; the p-values are on all seen passages and, in brackets, on that half.
+Every seed has other texts, another tokenizer and another model; the settings were chosen on seeds below 20. All is as
+in the default run but for α̂, which is left out: it needs two more fine-tunes and moves no score. The stages of a seed
+are shared between the methods. `as if never seen` and the difference are on the half of the passages that did not
+choose λ; the p-values are on all seen passages and, in brackets, on that half.
 """
 
 import argparse
@@ -60,7 +61,8 @@ def main() -> None:
 def table(reports: dict[str, UnlearningReport]) -> str:
     """A line for each run."""
     lines = [
-        "| run | chosen λ | Rouge-L of the book: λ = 0 → chosen | never-seen level | difference | as if never seen | lost: forget, aligned, unrelated | forget > unrelated | aligned > unrelated | forget > aligned |",
+        "| run | chosen λ | Rouge-L of the book: λ = 0 → chosen | never-seen level | difference | as if never seen "
+        "| lost: forget, aligned, unrelated | forget > unrelated | aligned > unrelated | forget > aligned |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
@@ -101,7 +103,8 @@ def corollaries(reports: dict[str, UnlearningReport]) -> str:
     for name, report in reports.items():
         choice = report.choice
         assert choice is not None
-        cells = [f"{report.score(b.name, 0.0).value.value:.3f} → {report.score(b.name, scale).value.value:.3f}" for b in report.books]  # fmt: skip
+        pairs = [(report.score(b.name, 0.0).value.value, report.score(b.name, scale).value.value) for b in report.books]
+        cells = [f"{before:.3f} → {after:.3f}" for before, after in pairs]
         verdict = "–" if choice.confirmation is None else "yes" if choice.confirmation.as_if_never_seen else "no"
         own = "none" if choice.scale is None else f"{choice.scale:g}".replace("-", "−")
         lines.append("| " + " | ".join([name, *cells, own, verdict]) + " |")

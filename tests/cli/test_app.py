@@ -34,7 +34,8 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom hf_taskvec.cli import main\n"
         f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'transformers', 'peft', 'numpy', 'datasets', 'accelerate', 'huggingface_hub', 'matplotlib'}\n"
+        "heavy = {'torch', 'transformers', 'peft', 'numpy', 'datasets', 'accelerate', 'huggingface_hub', "
+        "'matplotlib'}\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

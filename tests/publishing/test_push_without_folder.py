@@ -80,7 +80,8 @@ def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
     script.write_text(
         "import sys, threading, time\n"
         "from hf_taskvec import TaskVector\n"
-        "import hf_taskvec.publishing.push_without_folder, huggingface_hub.hf_api, hf_taskvec.application.to_checkpoint\n"
+        "import hf_taskvec.publishing.push_without_folder, huggingface_hub.hf_api\n"
+        "import hf_taskvec.application.to_checkpoint\n"
         "def anonymous():\n"
         "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
         "vector = TaskVector.from_finetuned(sys.argv[1], sys.argv[2])\n"

@@ -2,9 +2,9 @@
 
     python mergekit_reference.py inputs.safetensors jobs.json outputs.safetensors
 
-It is given the tensors in fp64, so that what it gives is what the method means, and not mergekit's roundings. Inputs are
-`base`, `tuned0`, `tuned1`, ...; a job names a method and its parameters. For methods that draw random masks,
-the masks are given as `<job>.mask0`, ...: they are handed to mergekit where it calls `torch.bernoulli`.
+It is given the tensors in fp64, so that what it gives is what the method means, and not mergekit's roundings. Inputs
+are `base`, `tuned0`, `tuned1`, ...; a job names a method and its parameters. For methods that draw random masks, the
+masks are given as `<job>.mask0`, ...: they are handed to mergekit where it calls `torch.bernoulli`.
 """
 
 import json
