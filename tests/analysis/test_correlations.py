@@ -64,7 +64,7 @@ def test_it_is_equation_11(pair, pooling: str, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture(architecture: str) -> None:
+def test_it_is_equation_11_in_every_architecture(architecture: str) -> None:
     base = make(architecture, **({"num_experts_per_tok": 2} if architecture in EXPERTS else {}))
     a, b = tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
     found = task_correlation(a, b, rows(0), rows(1), batch_size=4)
@@ -113,7 +113,7 @@ def test_what_is_held_does_not_grow_with_the_models(monkeypatch: pytest.MonkeyPa
 
 
 @given(st.integers(0, 5), st.sampled_from(["last", "mean"]))
-def test_properties(seed: int, pooling: str) -> None:
+def test_it_is_symmetric_bounded_and_one_for_equal_models(seed: int, pooling: str) -> None:
     base = make("phi")
     a, b = tuned_copy(base, 0.1, seed=seed + 1), tuned_copy(base, 0.1, seed=seed + 20)
     found = task_correlation(a, b, rows(seed), rows(seed + 1), pooling=pooling)
@@ -166,7 +166,7 @@ def test_the_proxy_is_the_vectors_cosine() -> None:
     assert "proxy" in proxy.method and recommend_scales(proxy["x", "z"]).forget.verdict == "works"
 
 
-def test_kinds_of_data() -> None:
+def test_sequences_tensors_and_data_sets_give_one_answer() -> None:
     """Sequences, tensors and data sets, padded or not, give one answer."""
     base = make("phi")
     a, b = tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
@@ -199,7 +199,7 @@ def test_rounding_is_no_direction() -> None:
         correlations._normed(output, output.double().mean(dim=0))
 
 
-def test_bad_input(pair) -> None:
+def test_data_and_models_that_cannot_be_compared_are_refused(pair) -> None:
     a, b = pair
     good = rows(0)
     with pytest.raises(BadValueError, match="data_b is empty"):

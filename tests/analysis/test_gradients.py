@@ -32,7 +32,7 @@ def plain_step(model: torch.nn.Module, data: list[list[int]], learning_rate: flo
 
 @pytest.mark.parametrize("architecture", DENSE)
 @pytest.mark.parametrize("batch_size", [3, 8])
-def test_one_epoch_of_gradient_descent(architecture: str, batch_size: int) -> None:
+def test_it_is_one_epoch_of_gradient_descent(architecture: str, batch_size: int) -> None:
     model = make(architecture).double()
     before = copy.deepcopy(model.state_dict())
     expected = TaskVector.from_finetuned(model, plain_step(model, rows(0), 0.5))
@@ -124,7 +124,7 @@ def test_two_processes_share_the_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         torch.testing.assert_close(found.dense(name), expected.dense(name), atol=1e-6, rtol=1e-5)
 
 
-def test_bad_gradients() -> None:
+def test_what_has_no_gradient_is_refused() -> None:
     model = make("phi")
     with pytest.raises(BadValueError, match="learning_rate=0"):
         TaskVector.from_gradient(model, rows(0), 0)
@@ -190,7 +190,7 @@ def test_alignment_is_that_of_the_dense_updates(run, tmp_path: Path) -> None:
     assert without.vector_with_gradient is None and without.shares == pytest.approx(found.shares)
 
 
-def test_a_vector_that_nearly_returns_to_the_base(run) -> None:
+def test_a_vector_that_nearly_returns_to_the_base_keeps_its_direction(run) -> None:
     """Its direction is its own, not what rounding leaves of the long way there and back (bf16 goes through fp32)."""
     generator = torch.Generator().manual_seed(0)
     there, rest = (torch.randn(64, 64, generator=generator).bfloat16() for _ in range(2))
@@ -199,7 +199,7 @@ def test_a_vector_that_nearly_returns_to_the_base(run) -> None:
     assert found.vector_with_gradient[1] == pytest.approx(1, abs=1e-6)
 
 
-def test_epochs_that_are_saved(run, tmp_path: Path) -> None:
+def test_epochs_are_read_from_where_they_are_saved(run, tmp_path: Path) -> None:
     """Vectors, an adapter and models, from where they are saved."""
     base, epochs = run
     vectors = [TaskVector.from_finetuned(base, model, name=f"e{n}") for n, model in enumerate(epochs)]
@@ -221,7 +221,7 @@ def test_epochs_that_are_saved(run, tmp_path: Path) -> None:
     )
 
 
-def test_inside_inference_mode(run) -> None:
+def test_a_gradient_is_taken_inside_inference_mode_too(run) -> None:
     base, _ = run
     expected = TaskVector.from_gradient(base, rows(0), 0.1)
     with torch.inference_mode():
@@ -229,7 +229,7 @@ def test_inside_inference_mode(run) -> None:
     assert all(torch.equal(found.dense(name), expected.dense(name)) for name in expected)
 
 
-def test_bad_epochs(run, tmp_path: Path) -> None:
+def test_epochs_without_a_direction_are_refused(run, tmp_path: Path) -> None:
     base, epochs = run
     vector = TaskVector.from_finetuned(base, epochs[0])
     for alone in (vector, "me/epoch", tmp_path, base):

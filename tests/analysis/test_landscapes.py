@@ -117,7 +117,7 @@ def test_a_tokenizers_output_is_one_data_set(trio, vectors) -> None:
     assert loss_landscape(trio[0], *vectors, padded, size=2) == expected
 
 
-def test_bad_input(trio, vectors, tmp_path: Path) -> None:
+def test_a_plane_or_grid_that_does_not_exist_is_refused(trio, vectors, tmp_path: Path) -> None:
     base = trio[0]
     with pytest.raises(BadValueError, match="parallel"):
         loss_landscape(base, vectors[0], -2 * vectors[0], rows(0))

@@ -66,7 +66,7 @@ def test_it_is_the_papers_measure(trio, feature: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture(architecture: str) -> None:
+def test_small_changes_are_linear_in_every_architecture(architecture: str) -> None:
     base = make(architecture, **({"num_experts_per_tok": 2} if architecture in EXPERTS else {}))
     vectors = [TaskVector.from_finetuned(base, tuned_copy(base, 0.001, seed=seed), name=str(seed)) for seed in (1, 2)]
     if architecture in EXPERTS:  # fused experts cannot be edited in place
@@ -128,7 +128,7 @@ def test_an_edit_that_overflows_is_refused(trio) -> None:
     assert all(torch.equal(value, base.state_dict()[name]) for name, value in before.items())
 
 
-def test_bad_input(trio) -> None:
+def test_arguments_out_of_range_are_refused(trio) -> None:
     base, one, _ = trio
     vector = TaskVector.from_finetuned(base, one)
     with pytest.raises(BadValueError, match="the data is empty"):

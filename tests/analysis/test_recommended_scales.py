@@ -164,7 +164,7 @@ def test_a_correlation_is_taken_as_it_is() -> None:
     assert "aligned" in str(found) and "hard" in str(found)
 
 
-def test_bad_input() -> None:
+def test_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(BadValueError, match="needs alpha="):
         recommend_scales()
     with pytest.raises(BadValueError, match=r"alpha=1.5 is not a correlation"):

@@ -136,7 +136,7 @@ def many(count: int, layers: int, outside: bool) -> CosineMatrix:
 
 @pytest.mark.parametrize("count", [2, 4, 5, 8])
 @pytest.mark.filterwarnings("error")
-def test_layers_of_many_vectors(count: int) -> None:
+def test_layers_are_lines_for_few_pairs_and_heat_maps_for_many(count: int) -> None:
     """Lines that differ, with the legend beside them; more than six pairs are heat maps with a row for each."""
     cosines = many(count, 24, outside=True)
     figure = cosines.figure("layers")

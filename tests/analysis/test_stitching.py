@@ -17,7 +17,7 @@ def trio() -> tuple[torch.nn.Module, ...]:
 
 
 @pytest.mark.parametrize("architecture", DENSE)
-def test_a_stitched_model(architecture: str) -> None:
+def test_a_model_stitched_with_its_own_features_is_itself(architecture: str) -> None:
     """Of θ_0's own features it is θ_0; of a fine-tune's it is another model."""
     base = make(architecture)
     tuned = tuned_copy(base, 0.1)
