@@ -68,19 +68,11 @@ def chosen_protocol(name: str | None, fields: list[str] | None) -> "Protocol":
 
 def load_model(model: str, dtype: str, token: str | None) -> tuple[Any, Any]:
     """A model on this process's device, and its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from hf_taskvec import filenames
     from hf_taskvec.algebra.rounding import parse_dtype
-    from hf_taskvec.distributed import processes
-    from hf_taskvec.hub_names import split_revision
-    from hf_taskvec.models.checkpoint import locate
+    from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 
-    locate(model, None, token, [filenames.CONFIG])  # our own words for what is not there
-    where, revision = (model, None) if Path(model).is_dir() else split_revision(model)
-    loaded = AutoModelForCausalLM.from_pretrained(where, revision=revision, dtype=parse_dtype(dtype), token=token)
-    tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, token=token)
-    return loaded.eval().to(processes().device), tokenizer
+    loaded = load_for_evaluation(model, dtype=parse_dtype(dtype), token=token)
+    return loaded, load_tokenizer(model, token=token)
 
 
 def evaluation_dry_run(model: str, vector: tuple[str, int] | None, output: Path, token: str | None) -> CommandResult:
