@@ -60,3 +60,15 @@ def test_the_guide_has_python_that_runs() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+def test_every_file_and_function_that_the_architecture_names_exists() -> None:
+    """`package/module.py` is a file, and a name right behind it, as in "`package/module.py` `function`", is in it."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`(?:\s+`(?:\w+\.)?(\w+)`)?", text)
+    assert len(named) >= 40
+    for file, name in named:
+        path = ROOT / file if file.startswith(("recipes/", "tests/")) else ROOT / "hf_taskvec" / file
+        assert path.exists(), file
+        if name:
+            assert re.search(rf"^\s*(def|class) {name}\b", path.read_text("utf-8"), re.M), f"{file} has no {name}"

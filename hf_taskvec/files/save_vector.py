@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.deltas import Delta, Difference
@@ -26,6 +25,7 @@ from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, s
 from hf_taskvec.files.vector_schema import FORMAT, checksum
 from hf_taskvec.files.verified_tensor import VerifiedTensor
 from hf_taskvec.models.tensor_files import StoredTensor
+from hf_taskvec.progress import progress_bar
 from hf_taskvec.sizes import parse_size
 
 
@@ -78,7 +78,7 @@ def rounding_errors(vector: TaskVector, dtype: torch.dtype | str) -> dict[str, f
     Example:
         >>> third = TaskVector.from_tensors({"w": torch.full((2, 2), 1 / 3), "bias": torch.ones(2)})
         >>> {name: f"{error:.1e}" for name, error in rounding_errors(third, "bfloat16").items()}
-        {'w': '1.0e-03'}
+        {'w': '2.0e-03'}
 
     """
     encoder = _Encoder(parse_dtype(dtype))
@@ -103,8 +103,7 @@ def _write_tensors(tensors: Mapping[str, "_Written"], folder: Path, most: int, p
     specs = {name: TensorSpec(each.dtype, each.shape) for name, each in tensors.items()}
     listed = {}
     total = sum(spec.nbytes for spec in specs.values())
-    hidden = None if progress is None else not progress
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Saving", disable=hidden) as bar:
+    with progress_bar((), "Saving", progress, total, unit="B", unit_scale=True) as bar:
         for file, contents in shard(specs, most, "taskvec").items():
             if not contents:
                 continue

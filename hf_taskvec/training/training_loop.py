@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from tqdm.auto import tqdm
 
 from hf_taskvec.errors import DivergedError
+from hf_taskvec.progress import progress_bar
 from hf_taskvec.training.accelerators import TrainingAccelerator, whole_tensor
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
@@ -86,11 +86,10 @@ class TrainingLoop:
         """
         stop = self.steps if until is None else until
         self.model.train()
-        quiet = not self.accelerator.is_main_process or (None if progress is None else not progress)
         every = _STEPS_BETWEEN_READING.get(self.accelerator.device.type, _ELSEWHERE)
         tokens, began, start = 0, time.perf_counter(), len(self.losses)
         order = torch.empty(0)
-        with tqdm(total=stop, initial=start, desc="Training", unit="step", disable=quiet) as bar:
+        with progress_bar((), "Training", progress, stop, initial=start, unit="step") as bar:
             for step in range(start, stop):
                 epoch, index = divmod(step, self.steps_in_epoch)
                 if index == 0 or step == start:

@@ -128,7 +128,7 @@ def decaying() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_exact_way_for_wide_matrices(transposed: bool) -> None:
+def test_exact_compression_of_wide_matrices_is_the_best_rank(transposed: bool) -> None:
     matrix = decaying().T.contiguous() if transposed else decaying()
     v = of_matrix(matrix)
     assert_best(v, v.compress(rank=20, exact=True, dtype="float64"), 20)
@@ -214,6 +214,6 @@ def test_the_inputs_are_not_changed() -> None:
         ({"rank": 1, "dtype": "int8"}, "int8.*Use one of"),
     ],
 )
-def test_bad_arguments(options: dict[str, float], message: str) -> None:
+def test_a_compression_that_makes_no_sense_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(TaskVectorError, match=message):
         of_matrix(random(4, 4)).compress(**options)

@@ -74,12 +74,12 @@ def test_everything_is_kept_at_one(models: TinyModels) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, float("nan")])
-def test_a_share_that_makes_no_sense(models: TinyModels, fraction: float) -> None:
+def test_a_share_that_makes_no_sense_is_refused(models: TinyModels, fraction: float) -> None:
     with pytest.raises(TaskVectorError, match="share of rows"):
         models.pair("phi").vector().prune_rows(fraction)
 
 
-def test_a_vector_without_an_mlp() -> None:
+def test_a_vector_without_an_mlp_is_refused_unless_matrices_are_named() -> None:
     vector = TaskVector.from_tensors({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
     with pytest.raises(TaskVectorError, match="no row to prune"):
         vector.prune_rows(0.5)

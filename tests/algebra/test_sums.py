@@ -68,7 +68,7 @@ def test_round_once_to_fp16_agrees_with_numpy(values: list[float]) -> None:
     assert rounded(values, torch.float16) == [float(np.float16(np.float64(v))) for v in values]
 
 
-def test_the_conversion_of_torch_would_not_do() -> None:
+def test_torchs_own_conversion_rounds_twice() -> None:
     value = torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64)
     assert value.to(torch.bfloat16).item() != nearest(Fraction(value.item()), torch.bfloat16)
 
@@ -306,7 +306,7 @@ def test_what_is_subtracted_comes_before_what_is_added() -> None:
     assert out.item() == 1.25
 
 
-def test_a_scalar_parameter() -> None:
+def test_a_scalar_parameter_is_summed_as_any_other() -> None:
     out = torch.empty(())
     Sum((), [Term(2.0, Dense((InMemory(torch.tensor(1.5)),)))], InMemory(torch.tensor(1.0))).into(out, "w")
     assert out.item() == 4.0

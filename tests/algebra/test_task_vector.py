@@ -69,7 +69,7 @@ def test_every_kind_of_change_has_its_value(kind: str) -> None:
 
 @settings(max_examples=60)
 @given(cases("a"), cases("b"), cases("c"), WEIGHTS, WEIGHTS)
-def test_vector_space(a: Case, b: Case, c: Case, s: float, t: float) -> None:
+def test_the_laws_of_a_vector_space_hold(a: Case, b: Case, c: Case, s: float, t: float) -> None:
     u, v, w = a.vector, b.vector, c.vector
     one = [(1.0, a), (1.0, b), (1.0, c)]
     assert_value((u + v) + w, *one)
@@ -114,7 +114,7 @@ def vector(name: str = "v", **tensors: torch.Tensor) -> TaskVector:
     return TaskVector.from_tensors(tensors or {"w": torch.ones(2, 3)}, name=name)
 
 
-def test_like_terms_fold() -> None:
+def test_like_terms_are_added_up_and_dropped_if_they_cancel() -> None:
     a, b = vector("a"), vector("b")
     (term,) = (a + a)["w"].terms
     assert term.weight == 2.0
@@ -207,7 +207,7 @@ def test_scaling_by_a_function_and_by_a_number(layered: TaskVector) -> None:
     assert layered.scale(0.5) == layered.scale(np.float32(0.5)) == layered * 0.5
 
 
-def test_filter(layered: TaskVector) -> None:
+def test_filter_keeps_what_is_included_and_not_excluded(layered: TaskVector) -> None:
     assert set(layered.filter(include=["*.0.*", "lm_head.weight"])) == set(layered) - {"model.layers.1.mlp.weight"}
     assert list(layered.filter(include="model.*", exclude=re.compile("mlp"))) == ["model.layers.0.attn.weight"]
     assert layered.filter() == layered
@@ -246,7 +246,7 @@ def test_scales_that_overflow_together_are_refused() -> None:
         1e200 * (1e200 * vector())
 
 
-def test_division_by_zero() -> None:
+def test_division_by_zero_is_refused() -> None:
     with pytest.raises(TaskVectorError, match="divided by 0"):
         vector() / 0
 
@@ -368,7 +368,7 @@ def test_equal_vectors_have_equal_hashes() -> None:
     assert v - w != w - v and v + 2 * w != 2 * v + w
 
 
-def test_a_mapping() -> None:
+def test_a_vector_is_a_mapping_in_the_order_of_its_parameters() -> None:
     v = TaskVector.from_tensors({"b": torch.ones(2), "a": torch.ones(2)})
     assert list(v) == ["b", "a"]
     assert "a" in v and "c" not in v

@@ -54,7 +54,7 @@ def pair() -> tuple[torch.nn.Module, torch.nn.Module]:
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "sample"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_it_is_equation_11(pair, pooling: str, batch_size: int) -> None:
+def test_the_correlation_is_equation_11(pair, pooling: str, batch_size: int) -> None:
     a, b = pair
     found = task_correlation(a, b, rows(0), rows(1), pooling=pooling, batch_size=batch_size)
     assert found.on_a == pytest.approx(plainly(a, b, rows(0), pooling), abs=1e-6)
@@ -191,7 +191,7 @@ def test_sequences_tensors_and_data_sets_give_one_answer() -> None:
     )
 
 
-def test_rounding_is_no_direction() -> None:
+def test_outputs_that_differ_by_rounding_alone_are_refused() -> None:
     """The same text may give outputs that differ in their last digit, depending on its place in a batch."""
     output = torch.tensor([[3.0, -2.0, 5.0], [3.0, -2.0, 5.0 + 5e-7]])
     assert output[0, 2] != output[1, 2]

@@ -37,7 +37,7 @@ def trio() -> tuple[torch.nn.Module, ...]:
 
 
 @pytest.mark.parametrize("feature", ["mean", "last"])
-def test_it_is_the_papers_measure(trio, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linearity_is_the_papers_measure(trio, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base, one, other = trio
     a, b = TaskVector.from_finetuned(base, one, name="a"), TaskVector.from_finetuned(base, other, name="b")
     monkeypatch.setattr(linearity, "_HELD_BYTES", 4 * 16 * 2 * 3)  # three rows at a time

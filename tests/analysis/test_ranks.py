@@ -82,7 +82,7 @@ def test_norms_and_ranks_are_right_in_every_layout(models: TinyModels, architect
         assert m.stable_rank == pytest.approx((change.norm() / torch.linalg.matrix_norm(change, 2)).item(), rel=1e-5)
 
 
-def test_cross_attention_is_left_out() -> None:
+def test_matrices_of_cross_attention_are_not_measured() -> None:
     """It has names like those of attention, and other sizes."""
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, add_cross_attention=True)
     model = GPT2LMHeadModel(config)

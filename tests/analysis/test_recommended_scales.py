@@ -41,7 +41,7 @@ def test_forgetting_is_theorem_2(alpha: float, verdict: str, low: float | None, 
 
 
 @given(st.floats(-1, 0), st.floats(-1, 0))
-def test_the_more_contradictory_the_nearer_the_end(one: float, other: float) -> None:
+def test_more_contradictory_tasks_have_a_nearer_end_of_the_region(one: float, other: float) -> None:
     """From (A) to (B) the region's lower end does not jump, and it never reaches beyond c/β."""
     more, less = sorted((one, other))
     lows = [recommend_scales(alpha, irrelevant=0.2).forget.low for alpha in (less, more)]
@@ -66,13 +66,13 @@ def test_in_the_sweep_forgetting_never_adds(alpha: float) -> None:
 
 
 @given(st.floats(0.21, 0.89), st.floats(0.21, 0.89))
-def test_the_more_aligned_the_harder(one: float, other: float) -> None:
+def test_more_aligned_tasks_have_a_narrower_region(one: float, other: float) -> None:
     less, more = sorted((one, other))
     width = [(r.high - r.low) for r in (recommend_scales(a).forget for a in (less, more))]
     assert width[0] >= width[1] > 0
 
 
-def test_theorem_3_and_its_erratum() -> None:
+def test_theorem_3_holds_with_the_corrected_constant_only() -> None:
     """Both sums hold with the corrected constant; with the printed one the second does not."""
     gammas, c = (0.792, -0.637), 0.02
     found = recommend_scales(gammas=gammas, c=c).transfer
@@ -112,7 +112,7 @@ def test_where_the_closed_form_is_too_large_another_is_given() -> None:
 
 
 @given(st.lists(correlations, min_size=2, max_size=2), st.sampled_from([1.0, PRACTICAL_MARGIN]))
-def test_the_verdict_against_a_grid(gammas: list[float], margin: float) -> None:
+def test_the_verdict_agrees_with_a_search_over_a_grid(gammas: list[float], margin: float) -> None:
     """Whether any λ in the box meets both sums, asked of many λ."""
     nonzero = [g for g in gammas if abs(g) > 1e-6]
     assume(nonzero and (max(nonzero) > 0 or max(nonzero) - min(nonzero) > 1e-6))
@@ -129,7 +129,7 @@ def test_the_verdict_against_a_grid(gammas: list[float], margin: float) -> None:
         assert not bool(((sums >= needed) & gentler).any())
 
 
-def test_more_margin_needs_more() -> None:
+def test_scales_grow_in_proportion_to_the_margin() -> None:
     strict, practical = (recommend_scales(gammas=(0.792, -0.637), margin=m).transfer for m in (1.0, PRACTICAL_MARGIN))
     ratio = (0.2 + 0.02) / (1 + 0.02)
     assert practical.scales == pytest.approx([s * ratio for s in strict.scales])

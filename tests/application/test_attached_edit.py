@@ -144,7 +144,7 @@ def test_an_attached_bias_is_the_sum_that_every_other_way_gives(models):
             assert torch.equal(layer(x), plain + vector.dense(name))
 
 
-def test_what_an_attached_edit_cannot_do(models):
+def test_an_attached_edit_refuses_what_it_cannot_do(models):
     pair = models.pair("llama")
     model = AutoModelForCausalLM.from_pretrained(pair.base)
     attached = low_rank(model).edit(model, merge=False)

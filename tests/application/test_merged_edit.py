@@ -76,7 +76,7 @@ def test_a_scale_is_set_from_the_original_and_everything_is_restored(models):
 
 
 @pytest.mark.parametrize("scale", [-1.0, -0.3])
-def test_a_scale_set_in_inference_mode_and_one_outside(models, scale):
+def test_a_scale_set_in_inference_mode_gives_the_same_bits(models, scale):
     pair = models.pair("phi", torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(pair.base)
     before = state(model)
@@ -94,7 +94,7 @@ def test_a_scale_set_in_inference_mode_and_one_outside(models, scale):
         assert fresh.submit(both).result()
 
 
-def test_a_vector_made_from_the_model_itself(models):
+def test_a_vector_of_the_edited_model_itself_does_not_change_with_it(models):
     pair = models.pair("llama", torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(pair.base)
     tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)

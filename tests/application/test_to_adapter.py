@@ -19,7 +19,7 @@ def merged_by_peft(base, folder):
 
 
 @pytest.mark.parametrize("architecture", tiny_models.DENSE)
-def test_merged_by_peft_it_is_the_streamed_result(models, tmp_path, architecture):
+def test_an_adapter_merged_by_peft_is_the_streamed_result(models, tmp_path, architecture):
     pair = models.pair(architecture)
     vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|ln_|bias|wpe|embed|wte|lm_head)")
     expression = -0.6 * vector + 0.25 * vector.filter(include="*0*").named("part")

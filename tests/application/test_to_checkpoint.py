@@ -138,7 +138,7 @@ def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path, ca
     assert str(tmp_path) not in (out / "taskvec_apply.json").read_text()
 
 
-def test_what_belongs_to_a_model_and_what_does_not(models, tmp_path):
+def test_only_what_belongs_to_a_model_is_copied(models, tmp_path):
     pair = models.pair("llama")
     base = tmp_path / "base"
     shutil.copytree(pair.base, base)
@@ -170,7 +170,7 @@ def test_dtype_and_size_of_shards_can_be_chosen(models, tmp_path):
     assert all(torch.equal(a, b.float()) for a, b in zip(model.parameters(), tuned.parameters(), strict=True))
 
 
-def test_a_base_of_pickled_weights(models, tmp_path):
+def test_a_base_of_pickled_weights_is_written_as_safetensors(models, tmp_path):
     """Read from `pytorch_model.bin`, written as safetensors, with the same numbers."""
     pair = models.pair("phi", torch.bfloat16)
     base = tmp_path / "base"
@@ -528,7 +528,7 @@ def test_a_file_that_is_written_over_is_noticed(models, tmp_path):
         vector.norm()
 
 
-def test_a_link_is_followed(models, tmp_path):
+def test_an_output_behind_a_link_is_written_where_it_points(models, tmp_path):
     pair = models.pair("llama")
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "out", target_is_directory=True)

@@ -61,7 +61,7 @@ def test_help_fits_a_screen(taskvec: Run, command: str) -> None:
     assert max(map(len, answer.out.splitlines())) <= 100
 
 
-def test_the_version(taskvec: Run) -> None:
+def test_the_version_is_the_packages(taskvec: Run) -> None:
     from hf_taskvec import __version__
 
     assert taskvec("--version").out.strip() == f"taskvec {__version__}"
@@ -71,12 +71,12 @@ def test_the_version(taskvec: Run) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_wrong_usage(taskvec: Run, command: str) -> None:
+def test_wrong_usage_ends_with_code_2(taskvec: Run, command: str) -> None:
     assert taskvec(command).code == 2
     assert taskvec(command, "--no-such-option").code == 2
 
 
-def test_a_wrong_command(taskvec: Run) -> None:
+def test_a_wrong_command_gets_a_suggestion(taskvec: Run) -> None:
     answer = taskvec("extrakt")
     assert answer.code == 2 and "Did you mean 'extract'?" in answer.err
 
@@ -86,7 +86,7 @@ def test_debug_shows_the_traceback(taskvec: Run) -> None:
         main(["show", "nowhere/at/all", "--debug"])
 
 
-def test_an_error_for_scripts(taskvec: Run) -> None:
+def test_an_error_is_json_for_scripts(taskvec: Run) -> None:
     answer = taskvec("show", "nowhere/at/all", "--json")
     assert answer.code == 1 and "no folder 'all'" in answer.json["error"]
 
@@ -98,7 +98,7 @@ def test_an_error_that_is_not_ours_is_one_sentence_too(taskvec: Run, edited: Edi
     assert re.match(r"taskvec: \w+Error: .*run it again with --debug", answer.err.strip())
 
 
-def test_interrupted(taskvec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_ends_with_code_130(taskvec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -9,7 +9,7 @@ from hf_taskvec.errors import BadValueError
 @pytest.mark.parametrize(
     "expression", ["-0.6*hp1 + 0.2*hp2", "-hp1+hp2", "-(hp1 - hp2)", "-.5*hp1", "- hp1 + hp2", "-hp1"]
 )
-def test_expressions_with_a_leading_minus(expression: str) -> None:
+def test_an_expression_with_a_leading_minus_is_no_option(expression: str) -> None:
     assert protect_expression(["combine", expression, "hp1=a", "-o", "x"]) == [
         "combine",
         f" {expression}",

@@ -20,7 +20,7 @@ def test_the_command_beside_the_output_can_be_run_again(taskvec: Run, edited: Ed
 
 
 @pytest.mark.parametrize("option", [["--token", SECRET], [f"--token={SECRET}"]])
-def test_tokens_are_nowhere(taskvec: Run, edited: Edited, tmp_path: Path, option: list[str]) -> None:
+def test_no_token_is_stored_or_printed(taskvec: Run, edited: Edited, tmp_path: Path, option: list[str]) -> None:
     answer = taskvec("extract", "base", "tuned", "-o", tmp_path / "out", *option)
     stored = (tmp_path / "out" / "taskvec-command.json").read_text()
     assert SECRET not in stored + answer.out + answer.err and "--token" not in stored
@@ -28,7 +28,7 @@ def test_tokens_are_nowhere(taskvec: Run, edited: Edited, tmp_path: Path, option
     assert failed.code == 1 and SECRET not in failed.out + failed.err
 
 
-def test_a_token_in_the_environment_is_nowhere(
+def test_no_token_of_the_environment_is_stored_or_printed(
     taskvec: Run, edited: Edited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "abcdef-token")

@@ -63,7 +63,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(each[0])[:50] for each in BAD])
-def test_bad_input(hub: HubServer, taskvec: Run, edited: Edited, arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    hub: HubServer, taskvec: Run, edited: Edited, arguments: list[str], message: str
+) -> None:
     answer = taskvec(*arguments)
     assert answer.code == 1
     assert re.search(message, answer.err), answer.err
@@ -92,7 +94,7 @@ def test_combine_is_the_librarys_algebra(taskvec: Run, edited: Edited, tmp_path:
         assert torch.equal(saved.dense(name), expected.dense(name))
 
 
-def test_show_and_compare_for_scripts(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+def test_show_and_compare_give_the_librarys_numbers_as_json(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
     shown = taskvec("show", "vector", "--json", "--top", 3).json
     assert shown["norm"] == pytest.approx(edited.vector.norm())
     assert [each["norm"] for each in shown["largest"]] == sorted(edited.vector.norms().values(), reverse=True)[:3]
@@ -110,7 +112,7 @@ def test_show_and_compare_for_scripts(taskvec: Run, edited: Edited, tmp_path: Pa
     assert three.json["cosines"][0][2] == pytest.approx(1.0) and (tmp_path / "three.png").exists()
 
 
-def test_a_vector_of_a_lora_adapter_from_its_folder(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+def test_an_adapters_folder_is_taken_for_its_vector(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
     small = edited.vector.filter(include="*proj*").compress(rank=2)
     small.to_adapter(tmp_path / "adapter", base=edited.pair.base)
     for arguments in ([tmp_path / "adapter"], ["base", tmp_path / "adapter"]):
@@ -142,7 +144,9 @@ def test_a_report_goes_with_the_model(hub: HubServer, taskvec: Run, edited: Edit
     assert "unchanged, no commit made" in again.out
 
 
-def test_an_adapter_by_name(hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+def test_an_exported_adapter_names_its_base_and_is_pushed(
+    hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path
+) -> None:
     options = ["--rank", 2, "--dense", "drop", "--scale", -1, "--base", "base", "--base-name", "me/base"]
     answer = taskvec("adapter", "vector", "-o", tmp_path / "adapter", *options)
     assert answer.code == 0, answer.err
@@ -157,7 +161,7 @@ def test_every_command_is_tested() -> None:
     assert {arguments[0] for arguments, _ in BAD} == set(COMMANDS)
 
 
-def test_bases_are_what_they_were(edited: Edited) -> None:
+def test_no_command_changes_its_inputs(edited: Edited) -> None:
     """No command of this file wrote to its inputs."""
     base, tuned = ({path.name for path in folder.iterdir()} for folder in (edited.pair.base, edited.pair.tuned))
     assert base == tuned | {"README.md"}

@@ -72,7 +72,9 @@ def two_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_four_commands(hub: HubServer, installed: Path, two_folders: Path) -> None:
+def test_four_commands_lead_from_two_folders_to_a_pushed_model(
+    hub: HubServer, installed: Path, two_folders: Path
+) -> None:
     taskvec = Command(installed, two_folders)
     taskvec("extract", "base", "tuned", "-o", "lamps")
     books = ["--forget", "lamps.txt", "--retain", "boats.txt", "--reference", "base"]
@@ -120,7 +122,7 @@ def work(installed: Path, edited: Edited) -> Command:
     return Command(installed, edited.folder)
 
 
-def test_show_combine_compress(work: Command, edited: Edited, tmp_path: Path) -> None:
+def test_show_combine_and_compress_work_as_installed(work: Command, edited: Edited, tmp_path: Path) -> None:
     assert work.json("show", "vector")["norm"] == pytest.approx(edited.vector.norm())
     work("combine", "-0.6*hp1 + 0.2*hp1", "hp1=vector", "-o", tmp_path / "combined")
     assert TaskVector.load(tmp_path / "combined").expression == "-0.4*hp1"
@@ -128,12 +130,14 @@ def test_show_combine_compress(work: Command, edited: Edited, tmp_path: Path) ->
     assert small["ranks"] == [2, 2]
 
 
-def test_compare(work: Command, edited: Edited, tmp_path: Path) -> None:
+def test_compare_prints_cosines_and_draws_them(work: Command, edited: Edited, tmp_path: Path) -> None:
     out = work("compare", "a=vector", "b=vector", "-o", tmp_path / "heat.png")
     assert "+1.0000" in out and (tmp_path / "heat.png").exists()
 
 
-def test_adapter_card_push(hub: HubServer, work: Command, edited: Edited, tmp_path: Path) -> None:
+def test_an_adapter_gets_its_card_and_a_pull_request(
+    hub: HubServer, work: Command, edited: Edited, tmp_path: Path
+) -> None:
     adapter = tmp_path / "adapter"
     work("adapter", "vector", "--rank", 2, "--dense", "drop", "--base", "base", "-o", adapter)
     work("card", adapter, "--base-model", "me/base", "--repo-id", "me/adapter")
@@ -141,7 +145,7 @@ def test_adapter_card_push(hub: HubServer, work: Command, edited: Edited, tmp_pa
     assert work.json("push", adapter, "me/adapter", "--create-pr")["pull_request"].endswith("/discussions/1")
 
 
-def test_eval(work: Command, edited: Edited, tmp_path: Path) -> None:
+def test_eval_writes_a_report_at_scale_0(work: Command, edited: Edited, tmp_path: Path) -> None:
     books = ["--forget", "lamps.txt", "--set", "samples=2", "--set", "prompt_length=20", "--set", "answer_length=6"]
     answer = work.json("eval", "base", *books, "-o", tmp_path / "report")
     assert answer["protocol"].startswith("taskvec-v1@")
@@ -149,12 +153,12 @@ def test_eval(work: Command, edited: Edited, tmp_path: Path) -> None:
     assert (tmp_path / "report" / "taskvec-command.json").exists()
 
 
-def test_errors_and_codes(work: Command) -> None:
+def test_errors_have_one_sentence_and_their_exit_code(work: Command) -> None:
     assert work("show", "nowhere/at/all", code=1) == "taskvec: there is no folder 'all' at the given path.\n"
     assert "Missing argument" in work("show", code=2)
 
 
-def test_python_m(work: Command) -> None:
+def test_python_m_hf_taskvec_is_the_same_command(work: Command) -> None:
     run = [sys.executable, "-m", "hf_taskvec", "--version"]
     done = subprocess.run(run, env={**os.environ, "PYTHONPATH": str(work.site)}, capture_output=True, text=True)
     assert done.stdout.startswith("taskvec ")
@@ -172,7 +176,7 @@ def test_help_imports_nothing_heavy(work: Command) -> None:
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_shell_completion(work: Command) -> None:
+def test_commands_and_options_are_completed_in_the_shell(work: Command) -> None:
     words = {"_TASKVEC_COMPLETE": "complete_bash", "COMP_WORDS": "taskvec com", "COMP_CWORD": "1"}
     assert work(**words).split() == ["compare", "combine", "compress"]
     words = {"_TASKVEC_COMPLETE": "complete_bash", "COMP_WORDS": "taskvec apply --sc", "COMP_CWORD": "2"}

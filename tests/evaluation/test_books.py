@@ -144,7 +144,7 @@ def test_ssu_v2_is_lower_case_and_strided(alice):
     assert all(row.prompt == row.prompt.lower() and len(row.answer.split()) == 100 for row in rows)
 
 
-def test_lengths_in_tokens(alice, shared):
+def test_lengths_can_be_counted_in_tokens(alice, shared):
     tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "gpt2")
     protocol = protocols.get(unit="tokens", prompt_length=64, answer_length=32)
     for row in find_passages(alice, protocol, tokenizer)[:20]:

@@ -107,7 +107,7 @@ def test_a_later_shortage_halves_one_batch_and_the_plan_says_so(whole, tmp_path)
 
 
 @pytest.mark.slow
-def test_so_they_do_when_sampling_with_one_lambda_for_each_row_beside_a_reference(tmp_path):
+def test_two_processes_give_the_bytes_of_one_when_sampling_rows_beside_a_reference(tmp_path):
     for processes in (1, 2):
         run(processes, str(tmp_path / str(processes)), "4", "sampled", "rows", "reference")
     assert_same_bytes(tmp_path / "1", tmp_path / "2")
@@ -128,7 +128,7 @@ def on_a_terminal(processes: int, *args: str) -> str:
     return written.decode()
 
 
-def test_one_progress_bar_on_a_terminal(whole, tmp_path):
+def test_one_progress_bar_is_shown_on_a_terminal(whole, tmp_path):
     batches = json.loads((whole / "report.json").read_text())["settings"]["batches"]
     seen = on_a_terminal(2, str(tmp_path), "2", "reference")
     mine = (batches + 1) // 2
@@ -138,7 +138,7 @@ def test_one_progress_bar_on_a_terminal(whole, tmp_path):
     assert len(lines) == 2  # one bar for the sweep and one for the reference: the other process shows none
 
 
-def test_killed_in_the_middle_and_started_again(whole, tmp_path):
+def test_a_killed_sweep_continues_with_what_was_finished(whole, tmp_path):
     with subprocess.Popen(command(1, str(tmp_path), "2"), env=environment(), stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while len(list((tmp_path / "store").glob("*.json"))) < 5 and time.monotonic() < deadline:

@@ -112,7 +112,7 @@ def test_negation_forgets_the_book_and_the_report_is_sure_of_it(report):
 
 
 @pytest.mark.slow
-def test_the_three_book_experiment_in_small(shared, books, tmp_path):
+def test_of_three_books_the_one_to_forget_surely_loses_at_minus_one(shared, books, tmp_path):
     """stories15M on excerpts of three books: forget, aligned (same author), less aligned (another)."""
     folder = shared / "models" / "stories15M"
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -25,7 +25,7 @@ def test_the_protocols_of_the_literature_are_there_and_all_differ():
         ("open-unlearning", 1, 128, True, "rouge_l_stemmed"),
     ],
 )
-def test_their_lengths_decoding_and_scorer(name, prompt, answer, greedy, scorer):
+def test_the_literatures_protocols_have_its_lengths_decoding_and_scorer(name, prompt, answer, greedy, scorer):
     found = protocols.get(name)
     assert (found.prompt_length, found.answer_length, found.decoding.greedy, found.scorer) == (
         prompt,

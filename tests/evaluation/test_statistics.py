@@ -53,7 +53,7 @@ def test_a_relative_drop_uses_the_same_draws_above_and_below():
     assert Bootstrap(2).relative([1, 1], [0, 0]) is None
 
 
-def test_a_relative_drop_whose_draws_all_miss_the_passages_with_a_score():
+def test_a_relative_drop_without_any_score_to_lose_is_none():
     missed = [Bootstrap(2, resamples=1, seed=seed).relative([0, 1], [0, 2]) for seed in range(20)]
     assert None in missed and any(each is not None for each in missed)
 

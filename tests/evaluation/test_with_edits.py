@@ -137,7 +137,7 @@ def test_an_edit_is_of_the_same_model_inside_and_outside_of_wrappers(made):
         assert sweep(wrapped, edit, [-1], books, short, **few).score("lamps", -1.0, "perplexity").difference.low > 0
 
 
-def test_a_book_from_the_hub(hub):
+def test_a_book_from_the_hub_is_the_one_from_the_file(hub):
     hub.add_repo("me/stories", {"train.txt": STORY.encode()}, repo_type="dataset")
     found = load_book("me/stories", "lamps", role="forget", block_words=300)
     expected = make_books()[0]

@@ -79,7 +79,7 @@ def test_one_round_is_plain_fine_tuning(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
-def test_the_trace_tells_the_geometry(settings: TrainingSettings, base: Path, tmp_path: Path) -> None:
+def test_the_trace_has_the_vectors_cosines_and_norms(settings: TrainingSettings, base: Path, tmp_path: Path) -> None:
     trace = run(base, tmp_path / "out", settings)
     assert [(each.round, each.steps) for each in trace.rounds] == [(1, 2), (2, 4), (3, 6)]
     assert trace.rounds[0].task_cosines == trace.rounds[0].update_cosines  # δ = τ in the first round

@@ -171,7 +171,7 @@ def test_the_scaling_is_what_the_config_says(models: TinyModels, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_applied_it_is_fp64_rounded_once(dtype: torch.dtype, models: TinyModels, tmp_path: Path) -> None:
+def test_an_applied_adapter_is_fp64_rounded_once(dtype: torch.dtype, models: TinyModels, tmp_path: Path) -> None:
     from support.tiny_models import added
 
     base = models.pair("phi", dtype, hidden_size=128, intermediate_size=512).base  # enough elements to count the rare
@@ -277,7 +277,7 @@ def test_dora_is_negated_exactly(models: TinyModels, tmp_path: Path) -> None:
     assert ours < 1e-6 < 1e-2 < theirs, f"ours {ours}, PEFT {theirs}"
 
 
-def test_adapters_and_fine_tunes_add(models: TinyModels, tmp_path: Path) -> None:
+def test_adapters_and_fine_tunes_add_exactly(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     made = adapter(pair.base, tmp_path / "adapter", target_modules=["q_proj"], use_dora=True)
     mixed = -0.6 * pair.vector(name="full") + 0.2 * made.vector(name="lora")
@@ -526,7 +526,9 @@ def test_another_vocabulary_is_refused(models: TinyModels, tmp_path: Path) -> No
         saved.vector(base=tmp_path / "more-words")
 
 
-def test_a_base_that_cannot_be_reached(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+def test_a_base_that_is_needed_and_cannot_be_reached_is_asked_for(
+    models: TinyModels, hub: HubServer, tmp_path: Path
+) -> None:
     made = adapter(
         models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["lm_head"]
     )

@@ -78,7 +78,9 @@ def test_extracting_from_live_models_shows_its_progress(models: TinyModels, caps
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", "gpt_neox"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_tied_and_untied_heads(architecture: str, tied: bool, models: TinyModels) -> None:
+def test_a_tied_head_is_one_parameter_and_an_untied_one_is_two(
+    architecture: str, tied: bool, models: TinyModels
+) -> None:
     pair = models.pair(architecture, tie_word_embeddings=tied)
     vector = pair.vector()
     heads = [name for name in vector if name.startswith(("lm_head", "embed_out")) and name.endswith("weight")]
@@ -95,7 +97,7 @@ def test_experts_are_named_one_by_one(architecture: str, models: TinyModels) -> 
     assert any(".experts.0." in name for name in vector) and any(".experts.1." in name for name in vector)
 
 
-def test_another_scale_than_one(models: TinyModels) -> None:
+def test_another_scale_is_the_exact_change_rounded_once(models: TinyModels) -> None:
     pair = models.pair("phi")
     vector, base, tuned = pair.vector(), tensors(pair.base), tensors(pair.tuned)
     for name in vector:
@@ -106,7 +108,7 @@ def test_another_scale_than_one(models: TinyModels) -> None:
         assert torch.equal(negated, (base[name].read().double() - change).float())
 
 
-def test_provenance(models: TinyModels) -> None:
+def test_the_provenance_names_both_models_and_no_path(models: TinyModels) -> None:
     pair = models.pair("phi")
     vector = TaskVector.from_finetuned(pair.base, pair.tuned, name="hp1")
     (origin,) = vector.provenance.origins
@@ -126,7 +128,7 @@ def test_extraction_folds_with_itself(models: TinyModels) -> None:
 # Where models come from.
 
 
-def test_hub_ids_with_revisions(models: TinyModels, hub: HubServer) -> None:
+def test_models_come_from_the_hub_by_revision(models: TinyModels, hub: HubServer) -> None:
     pair, other = models.pair("llama"), models.pair("llama", torch.bfloat16)
     first = hub.add_repo("me/base", pair.base)
     hub.add_repo("me/base", other.base)
@@ -153,21 +155,21 @@ def test_only_what_is_needed_is_downloaded(models: TinyModels, hub: HubServer, t
     assert hub.count("pytorch_model.bin") == hub.count("msgpack") == 0
 
 
-def test_bin_files_from_the_hub(models: TinyModels, hub: HubServer) -> None:
+def test_bin_files_come_from_the_hub(models: TinyModels, hub: HubServer) -> None:
     pair = models.pair("llama")
     hub.add_repo("me/old", {p.name: p.read_bytes() for p in as_bin(pair.base, pair.base.parent / "hub").iterdir()})
     assert_gives_tuned(TaskVector.from_finetuned("me/old", pair.tuned), pair)
 
 
 @pytest.mark.parametrize("where", ["me/nothing", "me/base@nothing", "not a repo!"])
-def test_what_the_hub_does_not_have(where: str, models: TinyModels, hub: HubServer) -> None:
+def test_what_the_hub_does_not_have_is_named(where: str, models: TinyModels, hub: HubServer) -> None:
     pair = models.pair("llama")
     hub.add_repo("me/base", pair.base)
     with pytest.raises(TaskVectorError, match=f"{where.split('@')[0]!r} is neither a folder here nor a repository"):
         TaskVector.from_finetuned(where, pair.tuned)
 
 
-def test_a_folder_that_is_not_there(models: TinyModels, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(models: TinyModels, tmp_path: Path) -> None:
     for where in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere"):
         with pytest.raises(TaskVectorError, match="no folder 'nowhere'"):
             TaskVector.from_finetuned(where, models.pair("llama").tuned)
@@ -182,7 +184,7 @@ def as_bin(folder: Path, to: Path, legacy: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_bin_files(models: TinyModels, tmp_path: Path, legacy: bool) -> None:
+def test_bin_files_give_the_same_vector(models: TinyModels, tmp_path: Path, legacy: bool) -> None:
     pair = models.pair("gpt2", torch.bfloat16)
     old = Pair(as_bin(pair.base, tmp_path / "base", legacy), as_bin(pair.tuned, tmp_path / "tuned", legacy))
     for vector in (old.vector(), TaskVector.from_finetuned(pair.base, old.tuned)):
@@ -190,7 +192,7 @@ def test_bin_files(models: TinyModels, tmp_path: Path, legacy: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_shards(models: TinyModels, tmp_path: Path, kind: str) -> None:
+def test_shards_give_the_same_vector(models: TinyModels, tmp_path: Path, kind: str) -> None:
     pair = models.pair("phi")
     sharded = tmp_path / "sharded"
     AutoModelForCausalLM.from_pretrained(pair.tuned).save_pretrained(sharded, max_shard_size="5KB")
@@ -220,7 +222,7 @@ def hub_gpt2(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_the_layout_of_gpt2_on_the_hub(models: TinyModels, tmp_path: Path) -> None:
+def test_gpt2_as_on_the_hub_and_as_saved_anew_have_the_same_names(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("gpt2")
     raw = Pair(hub_gpt2(pair.base, tmp_path / "base"), hub_gpt2(pair.tuned, tmp_path / "tuned"))
     for vector in (
@@ -234,7 +236,7 @@ def test_the_layout_of_gpt2_on_the_hub(models: TinyModels, tmp_path: Path) -> No
         assert_gives_tuned(vector, pair)
 
 
-def test_a_base_model_without_its_head(models: TinyModels) -> None:
+def test_models_without_their_heads_give_a_vector_for_the_whole(models: TinyModels) -> None:
     pair = models.pair("gpt2")
     bodies = [AutoModelForCausalLM.from_pretrained(folder).transformer for folder in vars(pair).values()]
     assert_gives_tuned(TaskVector.from_finetuned(*bodies), pair)
@@ -282,7 +284,9 @@ def resized(model: Any, rows: int) -> Any:
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("choice", ["truncate", "extend"])
 @pytest.mark.parametrize("rows", [23, 17])
-def test_resized_vocabularies(choice: str, rows: int, live: bool, tied: bool, tmp_path: Path) -> None:
+def test_resized_vocabularies_need_a_choice_and_keep_it(
+    choice: str, rows: int, live: bool, tied: bool, tmp_path: Path
+) -> None:
     base = make("llama", tie_word_embeddings=tied)
     tuned = resized(tuned_copy(base), rows)
     pair = save_pair(tmp_path, base, tuned)
@@ -455,7 +459,7 @@ def sharded(models: TinyModels, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", ""])
-def test_an_index_that_points_outside_its_folder(models: TinyModels, tmp_path: Path, name: str) -> None:
+def test_an_index_that_points_outside_its_folder_is_refused(models: TinyModels, tmp_path: Path, name: str) -> None:
     (tmp_path / "secret.safetensors").write_bytes((models.pair("phi").tuned / WEIGHTS).read_bytes())
     index, content = sharded(models, tmp_path / "model")
     content["weight_map"][BIAS] = name
@@ -464,7 +468,7 @@ def test_an_index_that_points_outside_its_folder(models: TinyModels, tmp_path: P
         TaskVector.from_finetuned(models.pair("phi").base, index.parent)
 
 
-def test_an_index_that_disagrees_with_its_shards(models: TinyModels, tmp_path: Path) -> None:
+def test_an_index_that_disagrees_with_its_shards_is_refused(models: TinyModels, tmp_path: Path) -> None:
     index, content = sharded(models, tmp_path / "model")
     weights = content["weight_map"]
     other = next(file for file in weights.values() if file != weights[BIAS])
@@ -518,7 +522,7 @@ def test_a_pickle_with_code_in_it_is_not_run(models: TinyModels, tmp_path: Path)
     assert trace.exists()  # so it would have been seen
 
 
-def test_a_bin_file_that_is_no_state_dict(models: TinyModels, tmp_path: Path) -> None:
+def test_a_bin_file_that_is_no_state_dict_is_refused(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     folder = as_bin(pair.tuned, tmp_path / "odd")
     for content in ([torch.ones(2)], {"a": 1}, {"model": {"a": torch.ones(2)}}, {3: torch.ones(2)}, {"a": None}):
@@ -532,7 +536,7 @@ def test_a_bin_file_that_is_no_state_dict(models: TinyModels, tmp_path: Path) ->
             TaskVector.from_finetuned(pair.base, folder)
 
 
-def test_a_sparse_tensor_in_a_bin_file(models: TinyModels, tmp_path: Path) -> None:
+def test_a_sparse_tensor_in_a_bin_file_is_refused_by_name(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     folder = as_bin(pair.tuned, tmp_path / "sparse")
     state = torch.load(folder / "pytorch_model.bin")
@@ -542,7 +546,7 @@ def test_a_sparse_tensor_in_a_bin_file(models: TinyModels, tmp_path: Path) -> No
         TaskVector.from_finetuned(pair.base, folder)
 
 
-def test_a_strided_tensor_in_a_bin_file(models: TinyModels, tmp_path: Path) -> None:
+def test_strided_tensors_in_a_bin_file_give_the_same_vector(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     folder = as_bin(pair.tuned, tmp_path / "strided")
     state = torch.load(folder / "pytorch_model.bin")
@@ -569,7 +573,7 @@ def test_a_strided_tensor_in_a_bin_file(models: TinyModels, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_a_config_that_makes_no_sense(models: TinyModels, tmp_path: Path, edit: dict[str, Any]) -> None:
+def test_a_config_that_makes_no_sense_is_refused(models: TinyModels, tmp_path: Path, edit: dict[str, Any]) -> None:
     pair = models.pair("phi")
     folder = shutil.copytree(pair.tuned, tmp_path / "odd")
     config = json.loads((folder / "config.json").read_text())
@@ -582,7 +586,7 @@ def test_a_config_that_makes_no_sense(models: TinyModels, tmp_path: Path, edit: 
         assert_gives_tuned(vector, pair)
 
 
-def test_an_architecture_that_transformers_does_not_know(models: TinyModels, tmp_path: Path) -> None:
+def test_names_of_an_unknown_architecture_are_taken_as_they_are(models: TinyModels, tmp_path: Path) -> None:
     """Names are taken as they are, on both sides."""
     pair = models.pair("phi")
     for side in ("base", "tuned"):
@@ -592,7 +596,7 @@ def test_an_architecture_that_transformers_does_not_know(models: TinyModels, tmp
     assert_gives_tuned(odd.vector(), pair)
 
 
-def test_a_model_that_is_no_language_model(tmp_path: Path, models: TinyModels) -> None:
+def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path, models: TinyModels) -> None:
     folder = shutil.copytree(models.pair("phi").tuned, tmp_path / "vit")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(TaskVectorError, match="vit is not a causal language model"):
@@ -611,7 +615,7 @@ def test_what_is_no_model_is_refused(models: TinyModels, model: object) -> None:
         TaskVector.from_finetuned(models.pair("phi").base, model)  # type: ignore[arg-type]
 
 
-def test_an_untied_head_that_the_config_ties(models: TinyModels, tmp_path: Path) -> None:
+def test_a_head_that_differs_though_the_config_ties_it_is_refused(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("gpt2")
     folder = shutil.copytree(pair.tuned, tmp_path / "untied")
     state = load_file(folder / WEIGHTS)
@@ -627,12 +631,14 @@ def test_an_untied_head_that_the_config_ties(models: TinyModels, tmp_path: Path)
 # Foreign files have no checksums, but a structure that must be right.
 
 
-def test_mutated_structure_of_a_checkpoint(models: TinyModels, tmp_path: Path) -> None:
+def test_a_checkpoint_of_mutated_structure_never_crashes(models: TinyModels, tmp_path: Path) -> None:
     mutate_structure(models, tmp_path, 600)
 
 
 @pytest.mark.slow
-def test_mutated_structure_of_a_checkpoint_thousands_of_times(models: TinyModels, tmp_path: Path) -> None:
+def test_a_checkpoint_of_mutated_structure_never_crashes_in_thousands_of_tries(
+    models: TinyModels, tmp_path: Path
+) -> None:
     mutate_structure(models, tmp_path, 4000)
 
 
@@ -682,7 +688,7 @@ def test_a_checkpoint_in_memory_is_found_by_canonical_names() -> None:
 # Live models that are not simply in memory.
 
 
-def test_offloaded_weights(models: TinyModels, tmp_path: Path) -> None:
+def test_offloaded_weights_are_read_from_where_they_are(models: TinyModels, tmp_path: Path) -> None:
     from accelerate import disk_offload
 
     pair = models.pair("llama")
@@ -708,7 +714,7 @@ def test_weights_sharded_over_processes_are_refused(models: TinyModels) -> None:
         distributed.destroy_process_group()
 
 
-def test_quantised_live_weights(models: TinyModels) -> None:
+def test_quantised_live_weights_are_refused_by_name(models: TinyModels) -> None:
     pair = models.pair("llama")
     tuned = AutoModelForCausalLM.from_pretrained(pair.tuned)
     layer = tuned.model.layers[0].mlp.up_proj
@@ -718,7 +724,7 @@ def test_quantised_live_weights(models: TinyModels) -> None:
         TaskVector.from_finetuned(pair.base, tuned)
 
 
-def test_a_model_of_ones_own(tmp_path: Path) -> None:
+def test_names_of_a_model_without_a_config_are_taken_as_they_are(tmp_path: Path) -> None:
     """Without a config names are taken as they are."""
     torch.manual_seed(0)
     base = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))

@@ -52,7 +52,7 @@ def assert_same(one: TaskVector, other: TaskVector) -> None:
 # What is kept.
 
 
-def test_every_kind_survives(tmp_path: Path) -> None:
+def test_every_kind_of_change_is_saved_and_loaded(tmp_path: Path) -> None:
     vector = mixture()
     assert vector.save(tmp_path / "v") == tmp_path / "v"
     loaded = TaskVector.load(tmp_path / "v")
@@ -123,7 +123,7 @@ def test_discarded_energy_is_kept(tmp_path: Path) -> None:
     assert_same(vector, loaded)
 
 
-def test_empty_vectors_and_unchanged_parameters(tmp_path: Path) -> None:
+def test_an_empty_vector_is_saved_and_unchanged_parameters_are_not(tmp_path: Path) -> None:
     v = TaskVector.from_tensors({"w": torch.ones(2)})
     (v - v).save(tmp_path / "empty")
     assert len(TaskVector.load(tmp_path / "empty")) == 0
@@ -133,7 +133,7 @@ def test_empty_vectors_and_unchanged_parameters(tmp_path: Path) -> None:
     assert set(TaskVector.load(tmp_path / "zero")) == {"b"}
 
 
-def test_scalars_and_odd_names(tmp_path: Path) -> None:
+def test_scalars_and_odd_names_are_saved_and_loaded(tmp_path: Path) -> None:
     names = ["scalar", "a:0.part0", "with space/and slash", "λ", "__metadata"]
     vector = TaskVector.from_tensors({name: torch.tensor(float(n)) + 1 for n, name in enumerate(names)})
     vector.save(tmp_path / "v")
@@ -170,7 +170,7 @@ def test_lossy_overflow_is_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "v").exists()
 
 
-def test_bad_options(tmp_path: Path) -> None:
+def test_bad_options_are_refused_and_write_nothing(tmp_path: Path) -> None:
     vector = TaskVector.from_tensors({"w": torch.ones(2)})
     with pytest.raises(TaskVectorError, match="int8"):
         vector.save(tmp_path / "v", dtype="int8")
@@ -188,7 +188,7 @@ def test_bad_options(tmp_path: Path) -> None:
 # References.
 
 
-def test_a_reference_to_folders(models: TinyModels, tmp_path: Path) -> None:
+def test_a_reference_to_folders_gives_the_vector_back(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi", torch.bfloat16)
     (0.5 * pair.vector()).save(tmp_path / "v", reference=True)
     assert [path.name for path in (tmp_path / "v").iterdir()] == [JSON]
@@ -202,7 +202,7 @@ def test_a_reference_to_folders(models: TinyModels, tmp_path: Path) -> None:
     assert_gives_tuned(2 * TaskVector.load(tmp_path / "whole"), pair)
 
 
-def test_a_reference_to_hub_ids(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
+def test_a_reference_to_hub_ids_stays_at_its_commit(models: TinyModels, hub: HubServer, tmp_path: Path) -> None:
     pair = models.pair("phi")
     for name in ("base", "tuned"):
         hub.add_repo(f"me/{name}", pair.base.parent / name)
@@ -213,7 +213,7 @@ def test_a_reference_to_hub_ids(models: TinyModels, hub: HubServer, tmp_path: Pa
     assert_gives_tuned(TaskVector.load(tmp_path / "v"), pair)
 
 
-def test_a_reference_to_adapters_and_resized_vocabularies(models: TinyModels, tmp_path: Path) -> None:
+def test_adapters_and_resized_vocabularies_can_be_referred_to(models: TinyModels, tmp_path: Path) -> None:
     from support.tiny_adapters import adapter
 
     base = models.pair("phi").base
@@ -287,7 +287,7 @@ def test_a_loaded_reference_can_be_saved_as_one(models: TinyModels, hub: HubServ
 # Writing.
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_no_shard_is_larger_than_asked(tmp_path: Path) -> None:
     vector = TaskVector.from_tensors({f"w{n}": torch.randn(50, 10) for n in range(5)} | {"large": torch.randn(3000)})
     vector.save(tmp_path / "v", max_shard_size="4KB")
     files = sorted(path.name for path in (tmp_path / "v").glob("*.safetensors"))
@@ -347,7 +347,7 @@ def test_an_interrupted_save_leaves_nothing_new(tmp_path: Path, before: bool) ->
     assert len(TaskVector.load(tmp_path / "v")) == 2
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TaskVectorError, match="cannot write to v"):
         TaskVector.from_tensors({"w": torch.ones(2)}).save(tmp_path / "file" / "v")
@@ -356,7 +356,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 # Reading.
 
 
-def test_hub_ids(tmp_path: Path, hub: HubServer) -> None:
+def test_a_saved_vector_is_loaded_from_the_hub_by_revision(tmp_path: Path, hub: HubServer) -> None:
     vector = mixture()
     vector.save(tmp_path / "v")
     first = hub.add_repo("me/vector", tmp_path / "v")
@@ -406,14 +406,14 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object], sign: bool = 
     return folder
 
 
-def test_an_unknown_format_version(saved: Path) -> None:
+def test_an_unknown_format_version_is_refused(saved: Path) -> None:
     for version in (2, "1", None, True):
         edited(saved, lambda document, version=version: document.update(format=version))
         with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads format 1"):
             TaskVector.load(saved)
 
 
-def test_an_edited_json(saved: Path) -> None:
+def test_an_edited_json_is_refused_unless_checks_are_off(saved: Path) -> None:
     edited(saved, lambda document: document["parameters"]["dense"][0].update(weight=2.0), sign=False)
     with pytest.raises(TaskVectorError, match=r"taskvec\.json of v does not match its checksum.*verify=False"):
         TaskVector.load(saved)
@@ -421,7 +421,7 @@ def test_an_edited_json(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["../v/taskvec.safetensors", "/etc/passwd", "", "..", ".", 3, "a\0b", "x" * 300])
-def test_paths_that_leave_the_folder(saved: Path, file: object) -> None:
+def test_paths_that_leave_the_folder_are_refused(saved: Path, file: object) -> None:
     def escape(document: dict[str, Any]) -> None:
         next(iter(document["tensors"].values()))["file"] = file
 
@@ -430,7 +430,7 @@ def test_paths_that_leave_the_folder(saved: Path, file: object) -> None:
         TaskVector.load(edited(saved, escape))
 
 
-def test_missing_files(saved: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
     (saved / TENSORS).unlink()
     with pytest.raises(TaskVectorError, match=r"taskvec\.safetensors is missing in v\. Download or save"):
         TaskVector.load(saved)
@@ -472,7 +472,7 @@ def test_missing_files(saved: Path, tmp_path: Path) -> None:
         lambda d: d.update(checkpoints=[]),
     ],
 )
-def test_json_that_makes_no_sense(saved: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+def test_json_that_makes_no_sense_never_crashes(saved: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Even with the right checksum, or without a check: our own error, or numbers."""
     edited(saved, edit)
     for verify in (True, False):
@@ -556,7 +556,7 @@ def big(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "big"
 
 
-def test_a_tensor_of_many_tiles(big: Path) -> None:
+def test_a_tensor_of_many_tiles_is_loaded_whole(big: Path) -> None:
     loaded = TaskVector.load(big)
     stored = load_file(big / TENSORS)["w:0.part0"]
     assert torch.equal(loaded.dense("w"), stored)
@@ -568,7 +568,7 @@ def test_saved_tensors_are_plain_safetensors(saved: Path) -> None:
     assert set(load_file(saved / TENSORS)) == set(json.loads((saved / JSON).read_text())["tensors"])
 
 
-def test_models_are_untouched(models: TinyModels, tmp_path: Path) -> None:
+def test_saving_and_loading_leaves_the_models_files_alone(models: TinyModels, tmp_path: Path) -> None:
     pair = models.pair("phi")
     before = {name: source.read().clone() for name, source in tensors(pair.tuned).items()}
     vector = pair.vector()

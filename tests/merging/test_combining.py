@@ -194,7 +194,7 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 
 
-def test_rows_of_what_has_no_rows_of_its_own() -> None:
+def test_rows_of_a_merged_vector_are_those_of_its_dense_value() -> None:
     """The result of another rule, pruned: the kept rows in memory, in fp64."""
     a, b = some_vectors(2)
     ties = combine([a, b], "ties", density=0.5)

@@ -21,7 +21,7 @@ def test_order_statistics_are_exact(numbers: list[float], data: st.DataObject) -
     assert order_statistics(Tiles(vector["w"].terms), ranks, "w") == expected
 
 
-def test_order_statistics_of_many_tiles() -> None:
+def test_order_statistics_of_many_tiles_are_those_of_the_sorted_whole() -> None:
     values = torch.randn(LARGE, generator=torch.Generator().manual_seed(0)).bfloat16()  # with many equal ones
     tiles = Tiles(TaskVector.from_tensors({"w": values})["w"])
     ranks = [0, 17, 500_000, values.numel() - 1]

@@ -113,7 +113,7 @@ def test_dare_masks_depend_on_vector_parameter_and_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("rule", ["dare", "ties"])
-def test_any_rows_can_be_asked_for(rule: str) -> None:
+def test_any_rows_of_a_computed_change_are_those_of_the_whole(rule: str) -> None:
     merged = combine(some_vectors(shape=LARGE), rule, density=0.5)
     name = "model.layers.0.mlp.fc1.weight"
     (term,) = merged[name].terms

@@ -44,7 +44,7 @@ def on_the_hub(hub: HubServer, edited: Edited) -> tuple[str, str]:
 # What a card says
 
 
-def test_a_merged_models_metadata(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+def test_a_merged_models_metadata_names_its_sources_and_licence(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
     on_the_hub(hub, edited)
     vector = TaskVector.from_finetuned("me/base", "me/tuned", name="hp1")
     out = vector.apply("me/base", tmp_path / "out", scale=-0.5)
@@ -85,11 +85,11 @@ def test_a_scale_that_was_not_measured_has_no_numbers(edited: Edited, tmp_path: 
     assert "which the sweep did **not** measure" in card
 
 
-def test_no_report_no_claims(merged: Path) -> None:
+def test_without_a_report_the_card_says_that_nothing_was_measured(merged: Path) -> None:
     assert "This edit has not been evaluated" in card_for(open_artifact(merged))
 
 
-def test_the_three_kinds(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+def test_models_adapters_and_vectors_each_have_their_card(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
     on_the_hub(hub, edited)
     vector = TaskVector.from_finetuned("me/base", "me/tuned", name="hp1").filter(include="*proj*").compress(rank=2)
     vector.save(tmp_path / "vector")
@@ -137,7 +137,7 @@ def test_the_options_that_made_it_are_in_the_code(edited: Edited, tmp_path: Path
     assert 'vector.to_adapter("adapter", dense="drop", base="./base")' in card_for(open_artifact(tmp_path / "adapter"))
 
 
-def test_a_formula(edited: Edited, merged: Path) -> None:
+def test_the_card_shows_the_edit_as_a_formula(edited: Edited, merged: Path) -> None:
     card = card_for(open_artifact(merged))
     assert r"$$\theta = \theta_0 - 0.5 \cdot \tau_{\text{tuned}}$$" in card
 
@@ -163,7 +163,7 @@ def test_no_licence_is_invented(edited: Edited, tmp_path: Path) -> None:
     assert "no card of **base**" in card and "no licence is granted here" in card
 
 
-def test_a_licence_with_a_name_and_a_link(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+def test_a_licence_keeps_its_name_and_its_link(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
     readme = b"---\nlicense: other\nlicense_name: special\nlicense_link: LICENSE\n---\n"
     files = {path.name: path.read_bytes() for path in edited.pair.base.iterdir()}
     sha = hub.add_repo("me/base", {**files, "README.md": readme, "LICENSE": b"Be kind."})
@@ -352,7 +352,7 @@ def test_a_card_needs_no_network(edited: Edited, merged: Path) -> None:
     assert "license: mit" in (merged / "README.md").read_text()
 
 
-def test_what_is_no_output_of_ours(edited: Edited, merged: Path, tmp_path: Path) -> None:
+def test_what_is_no_output_of_ours_gets_no_card(edited: Edited, merged: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"taskvec\.json"):
         write_card(edited.pair.base)
     (merged / "taskvec_apply.json").write_text("{}")

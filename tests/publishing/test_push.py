@@ -39,7 +39,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 # A merged model, and back
 
 
-def test_a_merged_model_in_one_commit(hub: HubServer, edited: Edited, merged: Path) -> None:
+def test_a_merged_model_is_pushed_in_one_commit(hub: HubServer, edited: Edited, merged: Path) -> None:
     pushed = push_folder(merged, REPO, report=edited.report)
     assert pushed.changed and pushed.commit == hub.history(REPO)[0].sha
     assert len(hub.history(REPO)) == 2  # the Hub's own first commit, and ours
@@ -86,7 +86,7 @@ def test_a_report_of_another_edit_is_refused(hub: HubServer, edited: Edited, tmp
     assert hub.count("POST") == 0
 
 
-def test_bases_and_books_from_the_hub_by_revision(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+def test_bases_and_books_are_read_from_the_hub_by_revision(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
     first = hub.add_repo("me/base", edited.pair.base)
     hub.add_repo("me/base", edited.pair.tuned)  # main moves on
     vector = TaskVector.from_finetuned(f"me/base@{first}", "me/base")
@@ -126,7 +126,7 @@ def test_stale_weights_go_in_the_same_commit(hub: HubServer, edited: Edited, mer
     assert_same(state(AutoModelForCausalLM.from_pretrained(REPO)), state(AutoModelForCausalLM.from_pretrained(merged)))
 
 
-def test_branches_and_pull_requests(hub: HubServer, merged: Path) -> None:
+def test_a_push_to_a_branch_or_a_pull_request_leaves_main_alone(hub: HubServer, merged: Path) -> None:
     push_folder(merged, REPO, revision="forget-v1")
     assert set(hub.files(REPO)) == {".gitattributes"}
     assert "model.safetensors" in hub.files(REPO, "forget-v1")
@@ -154,7 +154,7 @@ def test_a_dropped_upload_is_sent_again(hub: HubServer, merged: Path) -> None:
     assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
 
 
-def test_a_500_that_goes_away(hub: HubServer, merged: Path) -> None:
+def test_a_request_that_fails_with_500_is_tried_again(hub: HubServer, merged: Path) -> None:
     hub.fail_next("/preupload/")
     push_folder(merged, REPO)
     assert [request.status for request in hub.log if "/preupload/" in request.line] == [500, 200]
@@ -164,13 +164,15 @@ def test_a_500_that_goes_away(hub: HubServer, merged: Path) -> None:
 
 
 @pytest.mark.parametrize(("token", "status"), [("hf_wrong", 401), (OTHER_TOKEN, 403)])
-def test_without_the_right_to_push(hub: HubServer, merged: Path, token: str, status: int) -> None:
+def test_without_the_right_to_push_the_error_is_one_line_without_the_token(
+    hub: HubServer, merged: Path, token: str, status: int
+) -> None:
     with pytest.raises(HubError, match=f"{status}") as error:
         push_folder(merged, REPO, token=token)
     assert token not in str(error.value) and "\n" not in str(error.value)
 
 
-def test_somebody_else_committed(hub: HubServer, merged: Path) -> None:
+def test_a_commit_of_somebody_else_in_between_is_not_overwritten(hub: HubServer, merged: Path) -> None:
     hub.fail_next("/commit/", status=412)
     with pytest.raises(HubError, match="push again"):
         push_folder(merged, REPO)
@@ -183,14 +185,16 @@ def test_private_is_never_pushed_to_a_public_repository(hub: HubServer, merged: 
     assert hub.files(REPO) == {"a": b"1"}
 
 
-def test_the_hub_cannot_be_reached(edited: Edited, merged: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_error_of_ours(edited: Edited, merged: Path) -> None:
     code = f"from hf_taskvec.publishing.push import push_folder; push_folder({str(merged)!r}, {REPO!r})"
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "HubError: the Hub could not be reached" in done.stderr.splitlines()[-1]
 
 
-def test_a_bad_name_and_a_bad_folder(hub: HubServer, edited: Edited, merged: Path, tmp_path: Path) -> None:
+def test_a_bad_name_or_folder_is_refused_before_anything_is_sent(
+    hub: HubServer, edited: Edited, merged: Path, tmp_path: Path
+) -> None:
     with pytest.raises(BadValueError, match="not a name for a Hub repository"):
         push_folder(merged, "me/a/b")
     with pytest.raises(MissingFileError, match=r"taskvec_apply\.json"):
@@ -248,7 +252,7 @@ def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_p
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_progress_bar(
+def test_a_progress_bar_is_shown_as_asked_and_the_setting_is_left_as_it_was(
     hub: HubServer, merged: Path, capfd: pytest.CaptureFixture[str], shown: bool, before: bool
 ) -> None:
     """As asked, whatever others have switched on or off; and left as it was."""

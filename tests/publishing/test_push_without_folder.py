@@ -25,7 +25,7 @@ def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def test_a_task_vector(hub: HubServer, edited: Edited) -> None:
+def test_a_pushed_task_vector_comes_back_the_same(hub: HubServer, edited: Edited) -> None:
     pushed = edited.vector.push_to_hub("me/vector", private=True, commit_message="The vector")
     assert hub.history("me/vector")[0].title == "The vector"
     back = TaskVector.load("me/vector", revision=pushed.commit)
@@ -36,7 +36,7 @@ def test_a_task_vector(hub: HubServer, edited: Edited) -> None:
         TaskVector.load("me/vector", token=OTHER_TOKEN)  # it is private
 
 
-def test_an_adapter(hub: HubServer, edited: Edited) -> None:
+def test_peft_loads_a_pushed_adapter(hub: HubServer, edited: Edited) -> None:
     hub.add_repo("me/base", edited.pair.base)
     hub.add_repo("me/tuned", edited.pair.tuned)
     vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(include="*proj*").compress(rank=4)

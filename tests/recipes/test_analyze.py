@@ -50,7 +50,7 @@ def analyze(*arguments: object) -> str:
     return load_recipe().main([str(argument) for argument in arguments]).read_text("utf-8")
 
 
-def test_everything(folder: Path, tmp_path: Path) -> None:
+def test_the_report_has_every_section_when_all_is_given(folder: Path, tmp_path: Path) -> None:
     texts = [folder / "lamps.txt", folder / "boats.txt"]
     options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--epochs", folder / "full"]
     report = analyze(folder / "base", folder / "full", folder / "lora", *options, "--output", tmp_path)
@@ -74,7 +74,7 @@ def test_everything(folder: Path, tmp_path: Path) -> None:
     assert "lora: its factors have rank 4 or less; 90 %" in report
 
 
-def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> None:
+def test_parallel_vectors_span_no_landscape_and_the_report_says_so(folder: Path, tmp_path: Path) -> None:
     """Each task may be the one without a vector; `saved` is half of `full`, and spans no plane with it."""
     texts = [folder / "lamps.txt", folder / "lamps.txt", folder / "boats.txt"]
     options = ["--data", *texts, "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
@@ -86,7 +86,7 @@ def test_three_vectors_and_a_line_through_two(folder: Path, tmp_path: Path) -> N
         assert re.search(rf"\n{pair}\. \*add\*: The tasks .+\*forget\*: The tasks ", report)
 
 
-def test_weights_alone(folder: Path, tmp_path: Path) -> None:
+def test_without_texts_only_the_weights_are_reported(folder: Path, tmp_path: Path) -> None:
     report = analyze(folder / "base", folder / "full", folder / "saved", "--names", "a", "b", "--output", tmp_path)
     assert "| a | full fine-tune | dense |" in report and "correlation.png" not in report
     one = analyze(folder / "base", folder / "lora", "--output", tmp_path / "one")
@@ -96,7 +96,7 @@ def test_weights_alone(folder: Path, tmp_path: Path) -> None:
     assert "linearity, gradients, the landscape." in asked
 
 
-def test_one_vector_and_its_text(folder: Path, tmp_path: Path) -> None:
+def test_with_one_vector_the_report_says_what_takes_two(folder: Path, tmp_path: Path) -> None:
     """What takes two is said to be left out."""
     options = ["--data", folder / "lamps.txt", "--rows", 4, "--max-length", 24, "--landscape", 3, "--output", tmp_path]
     report = analyze(folder / "base", folder / "full", *options)
@@ -105,7 +105,7 @@ def test_one_vector_and_its_text(folder: Path, tmp_path: Path) -> None:
     assert "Not drawn: a plane goes through the base and two" in report
 
 
-def test_epochs_of_every_kind(folder: Path, tmp_path: Path) -> None:
+def test_epochs_may_be_vectors_adapters_and_checkpoints(folder: Path, tmp_path: Path) -> None:
     """Saved vectors, as training writes them, adapters and checkpoints."""
     steps = [folder / "saved", folder / "full", folder / "lora"]
     report = analyze(folder / "base", folder / "full", "--epochs", *steps, "--output", tmp_path)
@@ -115,7 +115,7 @@ def test_epochs_of_every_kind(folder: Path, tmp_path: Path) -> None:
     assert "Not measured: epoch 2 changed nothing" in again
 
 
-def test_what_a_vector_leaves_alone(folder: Path, tmp_path: Path) -> None:
+def test_what_a_vector_leaves_alone_has_no_rank_and_the_report_goes_on(folder: Path, tmp_path: Path) -> None:
     """Frozen matrices have no rank, and what changes no matrix has none at all; the report goes on."""
     vector = TaskVector.from_finetuned(folder / "base", folder / "full")
     attention = {n: vector.dense(n) * ("self_attn" in n) for n in vector}
@@ -133,7 +133,7 @@ def test_what_a_vector_leaves_alone(folder: Path, tmp_path: Path) -> None:
     assert "nan" not in report and "ranks_attention.png" in report and "## With texts" in report
 
 
-def test_names_with_spaces_and_other_settings(folder: Path, tmp_path: Path) -> None:
+def test_every_figure_is_linked_by_a_name_without_spaces(folder: Path, tmp_path: Path) -> None:
     """Figures are files that a link can name; a second run with another grid and text goes through."""
     texts = [folder / "lamps.txt", folder / "boats.txt"]
     tuned = [folder / "base", folder / "full", folder / "lora", "--names", "the lamps", "the boats"]
@@ -146,7 +146,9 @@ def test_names_with_spaces_and_other_settings(folder: Path, tmp_path: Path) -> N
     assert len(list((tmp_path / "points").iterdir())) == 2
 
 
-def test_a_vector_of_another_model(folder: Path, models: TinyModels, tmp_path: Path) -> None:
+def test_a_vector_of_another_model_is_refused_before_any_output(
+    folder: Path, models: TinyModels, tmp_path: Path
+) -> None:
     models.pair("gpt2").vector().save(tmp_path / "gpt2")
     for arguments in ([tmp_path / "gpt2"], [folder / "full", "--epochs", tmp_path / "gpt2"]):
         with pytest.raises(MismatchError, match="0 of"):
@@ -154,7 +156,7 @@ def test_a_vector_of_another_model(folder: Path, models: TinyModels, tmp_path: P
         assert not (tmp_path / "out").exists()
 
 
-def test_from_the_hub(folder: Path, hub: HubServer, tmp_path: Path) -> None:
+def test_bases_and_fine_tunes_come_from_the_hub_by_revision(folder: Path, hub: HubServer, tmp_path: Path) -> None:
     """A base and fine-tunes of any kind by their ids, also at a revision."""
     commits = {name: hub.add_repo(f"me/{name}", folder / name) for name in ("base", "full", "lora", "saved")}
     hub.add_repo("me/base", {"README.md": b"Newer, and without weights."})
@@ -166,7 +168,7 @@ def test_from_the_hub(folder: Path, hub: HubServer, tmp_path: Path) -> None:
     assert "## Gradients" in report
 
 
-def test_bad_input(folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused_with_the_reason(folder: Path, tmp_path: Path) -> None:
     base, full, empty = folder / "base", folder / "full", tmp_path / "empty.txt"
     empty.write_text("")
     for arguments, message in [
@@ -190,7 +192,7 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out" / "analysis.md").exists()
 
 
-def test_names_of_their_own(tmp_path: Path) -> None:
+def test_revisions_and_paths_tell_fine_tunes_apart(tmp_path: Path) -> None:
     """Revisions and paths tell fine-tunes apart; a folder may have an @ in its name."""
     (tmp_path / "user@host" / "lora").mkdir(parents=True)
     unique = load_recipe().unique
@@ -200,7 +202,7 @@ def test_names_of_their_own(tmp_path: Path) -> None:
     assert unique(["a/full", "b/full", "me/lora"]) == ["full_1", "full_2", "lora"]
 
 
-def test_as_a_command(folder: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_is_wrong_or_where_the_report_is(folder: Path, tmp_path: Path) -> None:
     """One sentence for what is wrong; where the report is, when all is well."""
     (tmp_path / "taken").write_text("")
     arguments = [folder / "base", folder / "full", "--output"]

@@ -149,7 +149,7 @@ def test_rounds_that_do_not_fit_into_memory_are_refused(
     assert not (tmp_path / "large" / "stages").exists()
 
 
-def test_lora_and_alternating_tuning_and_merging(main: Callable[[list[str]], MultitaskResults], folder: Path) -> None:
+def test_atm_with_lora_runs_and_keeps_factors(main: Callable[[list[str]], MultitaskResults], folder: Path) -> None:
     """ATM is the same loop with another merge; LoRA the same with factors."""
     options = [
         "--rounds",

@@ -16,7 +16,7 @@ def laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
 
 
-def test_definition_2() -> None:
+def test_drawn_data_follows_definition_2() -> None:
     """Labels follow the majority, tokens are patterns, fractions are as asked for."""
     from laboratory.transformer import OneLayerModel, Setting, draw
 
@@ -32,7 +32,7 @@ def test_definition_2() -> None:
     assert abs(y.mean()) < 0.1
 
 
-def test_equation_4() -> None:
+def test_the_one_layer_transformer_is_equation_4() -> None:
     """The one-layer transformer, with loops."""
     from laboratory.transformer import output
 
@@ -57,7 +57,7 @@ def test_patterns_have_the_correlations_that_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "low"), [(-0.5, -4.0), (-0.9, -1 / 0.81), (0.0, -2.0), (0.5, 0.0)])
-def test_the_theorems_as_they_stand(alpha: float, low: float) -> None:
+def test_the_regions_are_those_that_the_theorems_state(alpha: float, low: float) -> None:
     from laboratory.transformer import theorems
 
     assert theorems(alpha).forget.low == pytest.approx(low)
@@ -77,7 +77,7 @@ def test_rows_are_pruned_by_norm(rows: int) -> None:
     torch.testing.assert_close(found.dense("W"), vector.dense("W"))
 
 
-def test_the_gap_by_whole_hessians() -> None:
+def test_the_gap_is_that_of_whole_hessians() -> None:
     """C of eq. (3) with Hessians written out."""
     from laboratory.gradients import ALPHA, loss, make_problem
 
@@ -95,7 +95,7 @@ def test_the_gap_by_whole_hessians() -> None:
     torch.testing.assert_close(problem.gap(path), expected, atol=1e-12, rtol=1e-9)
 
 
-def test_stable_ranks_of_networks() -> None:
+def test_stable_ranks_of_networks_are_those_of_their_singular_values() -> None:
     from laboratory.decay import stable_ranks
 
     torch.manual_seed(0)

@@ -88,7 +88,7 @@ def stage(output: Path, name: str) -> Path:
     return next((output / "stages").glob(f"{name}-*"))
 
 
-def test_the_experiment_from_end_to_end(finished: tuple[Path, str]) -> None:
+def test_the_experiment_forgets_the_book_and_leaves_all_its_outputs(finished: tuple[Path, str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     output, said = finished
@@ -294,7 +294,9 @@ def test_begun_anew_nothing_of_before_is_left(
     assert "No λ was chosen" in capsys.readouterr().out
 
 
-def test_the_compressed_and_the_pruned_vector(finished: tuple[Path, str], main: Any, tmp_path: Path) -> None:
+def test_the_compressed_and_the_pruned_vector_are_swept_and_saved(
+    finished: tuple[Path, str], main: Any, tmp_path: Path
+) -> None:
     output, _ = finished
     whole = TaskVector.load(output / "vector")
     for name, change in {"rank": ["--rank", "2"], "rows": ["--prune-rows", "0.25"]}.items():

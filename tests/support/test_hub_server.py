@@ -106,7 +106,7 @@ def test_a_server_needs_the_standard_library_only_and_serves_a_subprocess() -> N
     assert set(done.stdout.split()) == {"__main__", "hub_server"}, done.stderr
 
 
-def test_ranges(hub: HubServer) -> None:
+def test_parts_of_files_are_served_by_range(hub: HubServer) -> None:
     hub.add_repo(REPO, FILES)
     for name in ("config.json", "model.safetensors"):  # the second is redirected to the other origin
         url, data = f"{hub.url}/{REPO}/resolve/main/{name}", FILES[name]
@@ -126,7 +126,7 @@ def test_the_second_origin_refuses_a_token(hub: HubServer) -> None:
     assert fetch(blob, Authorization=f"Bearer {TOKEN}")[0] == 400
 
 
-def test_counters(hub: HubServer) -> None:
+def test_requests_and_bytes_are_counted(hub: HubServer) -> None:
     hub.add_repo(REPO, FILES)
     for _ in range(2):  # the second time from the cache, after a HEAD
         hf_hub_download(REPO, "model.safetensors")
@@ -138,7 +138,7 @@ def test_counters(hub: HubServer) -> None:
 # Pushing
 
 
-def test_push_and_pull(hub: HubServer, api: HfApi, folder: Path) -> None:
+def test_what_was_pushed_is_pulled(hub: HubServer, api: HfApi, folder: Path) -> None:
     url = api.create_repo(REPO)
     assert (url, url.repo_id) == (f"{hub.url}/{REPO}", REPO)
     info = api.upload_folder(repo_id=REPO, folder_path=folder, commit_message="All at once")
@@ -181,7 +181,7 @@ def test_unchanged_content_makes_no_commit(hub: HubServer, api: HfApi, folder: P
     assert hub.files(REPO) == FILES | {"config.json": b"{}"}
 
 
-def test_names_beyond_ascii(hub: HubServer, api: HfApi) -> None:
+def test_names_beyond_ascii_are_kept(hub: HubServer, api: HfApi) -> None:
     files = {"λ = 0.5/τ & co.json": b"{}", "λ = 0.5/%41.bin": b"1"}
     api.create_repo(REPO)
     for path, data in files.items():
@@ -192,7 +192,7 @@ def test_names_beyond_ascii(hub: HubServer, api: HfApi) -> None:
         api.delete_file("Δ", REPO)
 
 
-def test_delete_in_a_commit(hub: HubServer, api: HfApi) -> None:
+def test_a_commit_deletes_files_and_earlier_commits_keep_them(hub: HubServer, api: HfApi) -> None:
     before = hub.add_repo(REPO, FILES)
     gone = [CommitOperationDelete("config.json"), CommitOperationDelete("plots/")]
     api.create_commit(REPO, gone, commit_message="Less")
@@ -202,7 +202,7 @@ def test_delete_in_a_commit(hub: HubServer, api: HfApi) -> None:
         api.create_commit(REPO, [CommitOperationDelete("config.json")], commit_message="Again")
 
 
-def test_branches_tags_and_pull_requests(hub: HubServer, api: HfApi) -> None:
+def test_branches_tags_and_pull_requests_have_contents_of_their_own(hub: HubServer, api: HfApi) -> None:
     first = hub.add_repo(REPO, {"a": b"1"})
     api.create_branch(REPO, branch="feature/x")
     api.create_tag(REPO, tag="v1")
@@ -239,7 +239,7 @@ def test_a_card_is_checked(hub: HubServer, api: HfApi) -> None:
     assert hub.count("/commit/") == 1
 
 
-def test_tree_and_paths(hub: HubServer, api: HfApi) -> None:
+def test_folders_and_paths_are_listed(hub: HubServer, api: HfApi) -> None:
     hub.add_repo(REPO, FILES)
     assert {entry.path for entry in api.list_repo_tree(REPO)} == {
         "config.json",
@@ -260,7 +260,7 @@ def test_tree_and_paths(hub: HubServer, api: HfApi) -> None:
 # Refusals
 
 
-def test_not_found(hub: HubServer, api: HfApi) -> None:
+def test_what_is_not_there_has_the_clients_own_error(hub: HubServer, api: HfApi) -> None:
     hub.add_repo(REPO, FILES)
     for repo_id in ("me/none", "none"):
         with pytest.raises(RepositoryNotFoundError):
@@ -278,7 +278,7 @@ def test_not_found(hub: HubServer, api: HfApi) -> None:
         api.upload_file(repo_id="me/none", path_or_fileobj=b"", path_in_repo="a")
 
 
-def test_create_what_exists(hub: HubServer, api: HfApi) -> None:
+def test_a_repository_that_exists_is_not_made_again(hub: HubServer, api: HfApi) -> None:
     api.create_repo(REPO)
     with pytest.raises(HfHubHTTPError) as error:
         api.create_repo(REPO)
@@ -287,7 +287,7 @@ def test_create_what_exists(hub: HubServer, api: HfApi) -> None:
     assert api.create_repo(REPO, repo_type="dataset").repo_type == "dataset"
 
 
-def test_a_commit_on_an_old_parent(hub: HubServer, api: HfApi) -> None:
+def test_a_commit_on_an_old_parent_is_refused(hub: HubServer, api: HfApi) -> None:
     old = hub.add_repo(REPO, {"a": b"1"})
     add = {"path_or_fileobj": b"2", "path_in_repo": "a", "repo_id": REPO, "parent_commit": old}
     new = api.upload_file(**add).oid
@@ -299,7 +299,7 @@ def test_a_commit_on_an_old_parent(hub: HubServer, api: HfApi) -> None:
 
 
 @pytest.mark.parametrize(("token", "status"), [(False, 401), (OTHER_TOKEN, 404), ("hf_wrong", 401)])
-def test_private(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
+def test_a_private_repository_is_hidden_from_others(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
     api.create_repo(REPO, private=True)
     assert api.model_info(REPO).private
     with pytest.raises(HfHubHTTPError) as error:
@@ -308,7 +308,9 @@ def test_private(hub: HubServer, api: HfApi, token: str | bool, status: int) -> 
 
 
 @pytest.mark.parametrize(("token", "status"), [(False, 401), (OTHER_TOKEN, 403)])
-def test_gated(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
+def test_a_gated_repository_shows_its_card_but_not_its_files(
+    hub: HubServer, api: HfApi, token: str | bool, status: int
+) -> None:
     hub.add_repo(REPO, FILES, gated=True)
     assert api.model_info(REPO, token=token).gated == "manual"  # everyone may look, only the files are kept back
     with pytest.raises(GatedRepoError) as error:
@@ -318,7 +320,7 @@ def test_gated(hub: HubServer, api: HfApi, token: str | bool, status: int) -> No
 
 
 @pytest.mark.parametrize(("token", "status"), [(False, 401), (OTHER_TOKEN, 403), ("hf_wrong", 401)])
-def test_write_without_the_right_to(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
+def test_nobody_writes_without_the_right_to(hub: HubServer, api: HfApi, token: str | bool, status: int) -> None:
     hub.add_repo(REPO, {"a": b"1"})
     with pytest.raises(HfHubHTTPError) as error:
         api.upload_file(repo_id=REPO, path_or_fileobj=b"2", path_in_repo="a", token=token)
@@ -332,7 +334,7 @@ def test_write_without_the_right_to(hub: HubServer, api: HfApi, token: str | boo
 # Faults
 
 
-def test_a_500_that_goes_away(hub: HubServer, api: HfApi, folder: Path) -> None:
+def test_the_client_tries_again_after_a_500(hub: HubServer, api: HfApi, folder: Path) -> None:
     api.create_repo(REPO)
     hub.fail_next("/preupload/")
     api.upload_folder(repo_id=REPO, folder_path=folder)
@@ -378,7 +380,7 @@ def test_uploaded_content_must_have_its_hash(hub: HubServer, api: HfApi) -> None
         urllib.request.urlopen(urllib.request.Request(url, data=b"x", method="PUT"))
 
 
-def test_what_no_sane_client_sends(hub: HubServer) -> None:
+def test_requests_that_make_no_sense_are_refused(hub: HubServer) -> None:
     hub.add_repo(REPO, FILES)
     commit = f"{hub.url}/api/models/{REPO}/commit/main"
     header = b'{"key": "header", "value": {"summary": "x", "description": ""}}\n'
@@ -443,7 +445,7 @@ def test_datasets_loads_text_and_parquet(hub: HubServer, tmp_path: Path) -> None
     assert hub.bytes_served(hub.cdn_url) >= len(data)
 
 
-def test_datasets_pushes(hub: HubServer) -> None:
+def test_datasets_loads_what_it_pushed(hub: HubServer) -> None:
     hub.add_repo("me/text", {"train.txt": b"one\ntwo\n"}, repo_type="dataset")
     load_dataset("me/text", split="train").push_to_hub("me/pushed")
     assert load_dataset("me/pushed", split="train")["text"][:] == ["one", "two"]

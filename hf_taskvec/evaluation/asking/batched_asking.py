@@ -14,6 +14,7 @@ from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, Scalabl
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import full_fingerprint
+from hf_taskvec.progress import progress_bar
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
@@ -250,10 +251,6 @@ def _agreed(fingerprint: str) -> str:
 
 def _progress_bar(label: str, state: Processes, progress: bool | None) -> Any:
     """The one progress bar, on the main process; it counts that process's share."""
-    from tqdm.auto import tqdm
-
     if state.num_processes > 1:
         label += f" (process 1 of {state.num_processes})"
-    # disable=None: quiet when the output is not a terminal.
-    hidden = None if progress is None else not progress
-    return tqdm(desc=label, unit="batch", disable=hidden if state.is_main_process else True)
+    return progress_bar((), label, progress, unit="batch")
