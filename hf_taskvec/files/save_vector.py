@@ -78,7 +78,7 @@ def rounding_errors(vector: TaskVector, dtype: torch.dtype | str) -> dict[str, f
     Example:
         >>> third = TaskVector.from_tensors({"w": torch.full((2, 2), 1 / 3), "bias": torch.ones(2)})
         >>> {name: f"{error:.1e}" for name, error in rounding_errors(third, "bfloat16").items()}
-        {'w': '1.0e-03'}
+        {'w': '2.0e-03'}
 
     """
     encoder = _Encoder(parse_dtype(dtype))
