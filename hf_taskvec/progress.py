@@ -1,6 +1,8 @@
 """Progress bars of long calls: on a terminal, unless the caller says otherwise, and only in the main process."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_taskvec.distributed import is_main_process
@@ -33,3 +35,24 @@ def progress_bar(
 
     shown = progress if is_main_process() else False
     return tqdm(items, desc=what, total=total, disable=None if shown is None else not shown, **options)
+
+
+@contextmanager
+def library_bars(progress: bool | None, *libraries: Any) -> Iterator[None]:
+    """The progress bars of Hugging Face libraries inside the block: shown, hidden, or as is fit.
+
+    Args:
+        progress (`bool` or `None`):
+            Whether to show them. `None`: on a terminal, unless they were switched off.
+        libraries:
+            `datasets` or `huggingface_hub.utils`: what can switch its bars on and off. Afterwards they are as before.
+
+    """
+    with ExitStack() as stack:
+        for library in libraries:
+            before = not library.are_progress_bars_disabled()
+            shown = (before and sys.stderr.isatty()) if progress is None else progress
+            switch = {True: library.enable_progress_bars, False: library.disable_progress_bars}
+            switch[shown]()
+            stack.callback(switch[before])
+        yield

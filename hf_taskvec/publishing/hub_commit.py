@@ -1,6 +1,5 @@
 """One commit on the Hub: where the branch stands, what is added and removed, and errors in words."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,21 +50,6 @@ def deletions(
     for name in sorted(present - files.keys()):
         if any(fnmatch(name, pattern) for pattern in patterns):
             yield CommitOperationDelete(name)
-
-
-@contextmanager
-def progress_bars(progress: bool | None) -> Iterator[None]:
-    """huggingface_hub's progress bars, shown or not."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    before = not are_progress_bars_disabled()
-    shown = (before and sys.stderr.isatty()) if progress is None else progress
-    switch = {True: enable_progress_bars, False: disable_progress_bars}
-    switch[shown]()
-    try:
-        yield
-    finally:
-        switch[before]()
 
 
 _ADVICE = {

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.files.contents import ContentKind
-from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch, progress_bars
+from hf_taskvec.progress import library_bars
+from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch
 from hf_taskvec.publishing.pushed_files import files_to_push
 from hf_taskvec.publishing.written_folder import open_artifact
 
@@ -128,7 +129,7 @@ def push_folder(
         >>> push_folder(folder, "me/forgot", report="report").url  # doctest: +SKIP
         'https://huggingface.co/me/forgot/commit/...'
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, utils
 
     check_repository(repo_id)
     artifact = open_artifact(folder)
@@ -137,7 +138,7 @@ def push_folder(
     )
     api = HfApi(token=token)
     message = commit_message or f"Push {_WORDS[artifact.kind]}: {artifact.provenance.expression}"[:72]
-    with errors_in_words(repo_id), progress_bars(progress):
+    with errors_in_words(repo_id), library_bars(progress, utils):
         head = open_branch(api, repo_id, private, revision)
         operations: list[Any] = [*additions(files), *deletions(_WEIGHTS[artifact.kind], files, head.files)]
         done = api.create_commit(

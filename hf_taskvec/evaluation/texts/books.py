@@ -2,16 +2,14 @@
 
 import hashlib
 import random
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.texts import cleaning
+from hf_taskvec.hub_names import HUB_ID, split_revision
+from hf_taskvec.progress import library_bars
 
 if TYPE_CHECKING:
     import datasets
@@ -293,37 +291,18 @@ def _read(
             raise MissingFileError(f"the folder {path.name!r} holds no .txt file and no saved data set")
         cleaned = (cleaning.strip_gutenberg(cleaning.decode(f.read_bytes(), f.name, encoding)) for f in files)
         return path.name, "\n\n".join(cleaned), []
-    name, _, revision = str(source).partition("@")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.suffix == ".txt":
+    name, revision = split_revision(str(source))
+    if not HUB_ID.fullmatch(name) or path.suffix == ".txt":
         raise MissingFileError(f"no book at {str(source)!r}: it is neither a file, a folder nor the id of a data set")
     import datasets
+    from huggingface_hub import utils
 
     try:
-        with _bars(progress):
+        with library_bars(progress, datasets, utils):
             loaded = datasets.load_dataset(name, config, split=split, revision=revision or None)
     except (FileNotFoundError, ConnectionError, ValueError) as error:
         raise MissingFileError(f"no book at {str(source)!r}, here or on the Hub (split {split!r}): {error}") from error
     return _read_dataset(loaded, name.split("/")[-1])
-
-
-@contextmanager
-def _bars(progress: bool | None) -> Iterator[None]:
-    """The progress bars of datasets and huggingface_hub, shown or not."""
-    import datasets
-    from huggingface_hub import utils
-
-    shown = sys.stderr.isatty() if progress is None else progress
-    with ExitStack() as stack:
-        for library in (datasets, utils):
-            if library.are_progress_bars_disabled() == shown:
-                switch, back = library.enable_progress_bars, library.disable_progress_bars
-                if not shown:
-                    switch, back = back, switch
-                elif progress is None:  # whoever switched them off wants none
-                    continue
-                switch()
-                stack.callback(back)
-        yield
 
 
 def _read_dataset(dataset: "datasets.Dataset", name: str) -> tuple[str, str, list[tuple[str, str]]]:
