@@ -1,9 +1,6 @@
 """Output folders that appear only when they are complete."""
 
-import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -98,14 +95,12 @@ def _only_writer(output: Path) -> Iterator[None]:
 
 
 def _lock_file(output: Path) -> Path:
-    """The lock of an output, in the folder for temporary files: what a killed run leaves is not beside the output.
+    """The lock of an output, beside it, so that every process that can write the output sees the same lock.
 
-    Nor can it be in the unfinished folder, which is renamed: Windows renames no folder with an open file in it. Each
-    user has files of their own, since those of another user could not be opened.
+    It cannot be in the unfinished folder, which is renamed: Windows renames no folder with an open file in it. A killed
+    run leaves the file beside its unfinished folder, but nobody holds it then.
     """
-    user = os.getuid() if hasattr(os, "getuid") else ""
-    digest = hashlib.sha256(os.fsencode(output)).hexdigest()[:32]
-    return Path(tempfile.gettempdir(), f"hf_taskvec-{user}-{digest}.lock")
+    return output.parent / f".{output.name}.lock"
 
 
 def _empty(folder: Path) -> None:

@@ -76,19 +76,27 @@ def test_another_process_is_told_so_and_a_killed_one_keeps_nobody_out(tmp_path: 
             _output(tmp_path / "out", "second")
         holder.kill()
         holder.wait()
-    assert [path.name for path in tmp_path.iterdir()] == [".out.unfinished"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", ".out.unfinished"]
     assert [path.name for path in (tmp_path / ".out.unfinished").iterdir()] == ["half"]
     _output(tmp_path / "out", "second")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["marker"]
 
 
-def test_an_output_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = tmp_path / "locks"
-    locks.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(locks))
+def test_an_output_leaves_no_lock_behind(tmp_path: Path) -> None:
     with new_folder(tmp_path / "out", "marker"):
-        assert len(list(locks.iterdir())) == 1
+        assert (tmp_path / ".out.lock").exists()
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "other", "marker"):
         raise ZeroDivisionError
-    assert not list(locks.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_processes_with_folders_of_their_own_for_temporary_files_see_one_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As jobs of a cluster have them."""
+    (tmp_path / "temporary").mkdir()
+    with new_folder(tmp_path / "out", "marker"):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        with pytest.raises(OutputError, match=r"^another run is writing out\."):
+            _output(tmp_path / "out", "second")
