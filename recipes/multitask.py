@@ -39,6 +39,7 @@ from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOut
 from hf_taskvec.experiments.multitask.task_scores import merged_model_scores, single_task_scores, task_scores
 from hf_taskvec.experiments.results_folder import open_results_folder
 from hf_taskvec.experiments.training_stages import TrainingStages, print_once
+from hf_taskvec.models.loading import load_for_evaluation
 
 CONFIGS = Path(__file__).parent / "configs" / "multitask"
 
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> MultitaskResults:
         base = stages.train(
             "base", base, training_blocks((given.general,), given.tokenizer, config), config.pretraining
         )
-    model = load(base)
+    model = load_for_evaluation(base)
     before = task_scores(model, given)
 
     outcomes, merged_vectors = [], {}
@@ -104,16 +105,6 @@ def main(arguments: list[str] | None = None) -> MultitaskResults:
     print_once(f"\n{results.table()}\n\nθ_0 has {sum(before) / len(before):.3f}.")
     print_once(f"the report {output / 'report.md'}, the model {output / 'model'}, its vector {output / 'vector'}")
     return results
-
-
-def load(where: Any) -> Any:
-    """A model to evaluate, on this process's device; in fp32 on a CPU, where 16 bits are slow."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    device = processes().device
-    dtype = torch.float32 if device.type == "cpu" else "auto"
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device).eval()
 
 
 if __name__ == "__main__":

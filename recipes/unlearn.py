@@ -38,7 +38,7 @@ from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
 from hf_taskvec.experiments.unlearning.summary_text import summary_text
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
-from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.loading import load_for_evaluation
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         reference = stages.train_model("retrain", base, given.blocks(others), settings)
 
     # 5. How alike are the books, and which λ does theory recommend?
-    similarity, scales, start = None, config.scales, load(base)
+    similarity, scales, start = None, config.scales, load_for_evaluation(base)
     if config.correlation:
         for book in others:
             tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     }
     references = {"θ_0": sweep(start, None, [0.0], given.books, **options)}
     del start  # frees its memory for the next two models
-    model, never = load(joint), load(reference)
+    model, never = load_for_evaluation(joint), None if reference is None else load_for_evaluation(reference)
     print_once(f"sweep: λ ∈ {{{', '.join(f'{scale:g}' for scale in scales)}}}")
     with vector.edit(model, 0.0, original=joint) as edit:
         report = refined_sweep(
@@ -140,19 +140,6 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     elif config.push_to_hub:
         print_once("nothing was pushed: no λ was chosen, so there is no model to push")
     return report
-
-
-def load(where: Any) -> Any:
-    """A model to evaluate, on this process's device; in fp32 on a CPU, where 16 bits are slow."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if where is None:
-        return None
-    device = processes().device
-    dtype = torch.float32 if device.type == "cpu" else "auto"
-    folder = open_checkpoint(where).folder  # transformers knows no id@revision
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 
 def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path) -> dict[str, Path]:

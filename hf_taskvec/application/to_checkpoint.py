@@ -28,7 +28,7 @@ from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.application.finished_files import FinishedFiles
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
-from hf_taskvec.filenames import CONFIG, MODEL_RECORD, MODEL_WEIGHTS, WEIGHTS_INDEX
+from hf_taskvec.filenames import CONFIG, MODEL_RECORD, WEIGHTS, WEIGHTS_INDEX
 from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
 from hf_taskvec.files.safetensors_writer import TensorSpec, shard
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
@@ -177,7 +177,7 @@ def _finish(
     config.update(_grown_vocabulary(files))
     if checkpoint.config and config != checkpoint.config:  # a base without a config does not get half of one
         (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    if list(files) != [MODEL_WEIGHTS]:
+    if list(files) != [WEIGHTS]:
         index = {
             "metadata": {"total_size": total_bytes(files)},
             "weight_map": {name: f for f, each in files.items() for name in each},

@@ -17,7 +17,7 @@ from hf_taskvec.cli.arguments import (
     named_paths,
 )
 from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
-from hf_taskvec.cli.outputs import check_output, save_vector
+from hf_taskvec.cli.outputs import check_output, save_and_report
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 
 
@@ -59,5 +59,5 @@ def combine_command(
         return DryRun(sizes, {output.name: written}, STREAMING_MEMORY).result(output).show(json)
     loaded = {name: load_vector(path, name, token) for name, path in paths.items()}
     result = evaluate_expression(expression.strip(), loaded)
-    save_vector(result, output, json, dtype=dtype, overwrite=overwrite)
+    save_and_report(result, output, json, dtype=dtype, overwrite=overwrite)
     return None

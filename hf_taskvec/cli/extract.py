@@ -15,7 +15,7 @@ from hf_taskvec.cli.arguments import (
     TokenOption,
 )
 from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
-from hf_taskvec.cli.outputs import check_output, save_vector
+from hf_taskvec.cli.outputs import check_output, save_and_report
 from hf_taskvec.errors import BadValueError
 
 
@@ -56,5 +56,5 @@ def extract_command(
         raise BadValueError(f"{shown} is a task vector already.")
     checked_there = cast("Literal['truncate', 'extend'] | None", vocabulary)
     vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, token=token)
-    save_vector(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
+    save_and_report(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None

@@ -24,7 +24,7 @@ def check_output(output: Path, marker: str, overwrite: bool) -> None:
         raise OutputError(str(error).replace("overwrite=True", "--overwrite")) from None
 
 
-def save_vector(
+def save_and_report(
     vector: "TaskVector",
     output: Path,
     as_json: bool,

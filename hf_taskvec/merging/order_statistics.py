@@ -21,7 +21,7 @@ def order_statistics(tiles: Tiles, ranks: Sequence[int], name: str) -> list[floa
 
     >>> from hf_taskvec import TaskVector
     >>> v = TaskVector.from_tensors({"w": torch.tensor([3.0, -1.0, 2.0, -5.0])})
-    >>> order_statistics(Tiles(v["w"]), [0, 3], "w")
+    >>> order_statistics(Tiles(v["w"].terms), [0, 3], "w")
     [1.0, 5.0]
     """
     if not numel(tiles.shape):

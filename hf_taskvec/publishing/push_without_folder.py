@@ -218,6 +218,7 @@ def push_adapter(
             uniform_rank=uniform_rank,
             dtype=dtype,
             scale=scale,
+            progress=progress,
         )
         return push_folder(
             written,
@@ -291,7 +292,7 @@ def push_vector(
     """
     with tempfile.TemporaryDirectory(prefix="taskvec-") as temporary:
         folder = Path(temporary) / "vector"
-        vector.save(folder)
+        vector.save(folder, progress=progress)
         return push_folder(
             folder,
             repo_id,
