@@ -68,7 +68,8 @@ class TaskVector(VectorConstructors):
             output (`str` or `Path`):
                 The folder to write.
             dtype (`torch.dtype` or `str`, *optional*):
-                Round dense changes to this dtype instead. `hf_taskvec.files.save_vector.rounding_errors` tells what that loses.
+                Round dense changes to this dtype instead. `hf_taskvec.files.save_vector.rounding_errors` tells what
+                that loses.
             reference (`bool`, *optional*, defaults to `False`):
                 Store no tensors, only the ids, revisions and fingerprints of what the vector is made of. A reference
                 to a model in a folder stores that folder's path, so it is of use on this machine only.
