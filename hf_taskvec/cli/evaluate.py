@@ -1,7 +1,7 @@
 """`taskvec eval`: how well a model knows some books."""
 
 from hf_taskvec.cli.arguments import DebugOption, DryRunOption, JsonOption, ModelArgument, OutputOption, TokenOption
-from hf_taskvec.cli.measuring import (
+from hf_taskvec.cli.evaluation_options import (
     AlignedOption,
     BatchSizeOption,
     BlockWordsOption,

@@ -15,7 +15,7 @@ from hf_taskvec.cli.arguments import (
     load_vector,
     parse_scales,
 )
-from hf_taskvec.cli.measuring import (
+from hf_taskvec.cli.evaluation_options import (
     AlignedOption,
     BatchSizeOption,
     BlockWordsOption,

@@ -20,8 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.reporting.recommended_scale import Judgement
     from hf_taskvec.evaluation.reporting.tables import compare_reports
+    from hf_taskvec.evaluation.reporting.theory_verdict import Judgement
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.evaluation.scoring.rouge import RougeScore, rouge_l
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
-    "Judgement": "reporting.recommended_scale",
+    "Judgement": "reporting.theory_verdict",
     "LeakReport": "texts.leaks",
     "Passage": "texts.passages",
     "RougeScore": "scoring.rouge",

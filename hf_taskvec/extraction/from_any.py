@@ -5,7 +5,7 @@ from pathlib import Path
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import VocabularyChoice
-from hf_taskvec.files.contents import kind_of
+from hf_taskvec.models.folder_contents import kind_of
 
 
 def open_vector(

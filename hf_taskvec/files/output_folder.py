@@ -1,14 +1,14 @@
 """Output folders that appear only when they are complete."""
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from hf_taskvec.atomic import sync
 from hf_taskvec.errors import OutputError
+from hf_taskvec.files.output_lock import only_writer
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def new_folder(output: str | Path, marker: str, overwrite: bool = False, resume:
     with ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_only_writer(output))
+            stack.enter_context(only_writer(output))
             part.mkdir(exist_ok=True)
         except OutputError:
             raise
@@ -74,35 +74,6 @@ def unfinished(output: Path) -> Path:
     return output.parent / f".{output.name}.unfinished"
 
 
-@contextmanager
-def _only_writer(output: Path) -> Iterator[None]:
-    """Hold the lock of an output; the operating system frees it when the process ends, however it ends."""
-    file = _lock_file(output)
-    # The block may be left in another thread than it was entered in.
-    lock = FileLock(file, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise OutputError(
-            f"another run is writing {output.name}. Wait until it is done, or choose another folder."
-        ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # Windows removes no open file, but filelock does so there when it closes it
-            file.unlink()
-        lock.release()
-
-
-def _lock_file(output: Path) -> Path:
-    """The lock of an output, beside it, so that every process that can write the output sees the same lock.
-
-    It cannot be in the unfinished folder, which is renamed: Windows renames no folder with an open file in it. A killed
-    run leaves the file beside its unfinished folder, but nobody holds it then.
-    """
-    return output.parent / f".{output.name}.lock"
-
-
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -128,8 +99,8 @@ def publish(part: Path, output: Path) -> None:
     if old.exists():
         shutil.rmtree(old)
     try:
-        if output.exists():  # even if it is empty: Windows renames nothing to a name that is taken
-            output.rename(old)
+        if output.exists() and (any(output.iterdir()) or os.name == "nt"):
+            output.rename(old)  # an empty folder is replaced by the rename itself, but not on Windows
         part.rename(output)
     except BaseException:
         _bring_back(output)

@@ -15,18 +15,19 @@ from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, fingerprint
 from hf_taskvec.errors import MismatchError, UnsupportedError
-from hf_taskvec.filenames import ADAPTER_CONFIG, CONFIG, MODEL_WEIGHTS, VECTOR_RECORD
+from hf_taskvec.filenames import CONFIG, MODEL_WEIGHTS
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
+from hf_taskvec.models.folder_contents import ContentKind, kinds_in
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.tensor_files import StoredTensor, open_files
 from hf_taskvec.models.tokenizer_digest import vocabulary_digest
 
-# Files that tell what a folder without a model's weights holds.
-_NO_MODELS = {
-    ADAPTER_CONFIG: "a PEFT adapter, not a full model: use TaskVector.from_adapter()",
-    VECTOR_RECORD: "a saved task vector, not a model: use TaskVector.load()",
+# What to do with a folder that holds something else than a model's weights.
+_NO_MODELS: dict[ContentKind, str] = {
+    "adapter": "a PEFT adapter, not a full model: use TaskVector.from_adapter()",
+    "vector": "a saved task vector, not a model: use TaskVector.load()",
 }
 
 
@@ -95,11 +96,11 @@ def open_checkpoint(
     """
     beside = ["*.json", *(companions or [])]
     folder, name, commit = locate(where, revision, token, [*beside, "*.safetensors"])
-    if not any((folder / file).exists() for file in MODEL_WEIGHTS) and commit is not None:
+    if commit is not None and "model" not in kinds_in(folder):
         folder, name, commit = locate(where, revision, token, [*beside, "pytorch_model*.bin"])
-    if not any((folder / file).exists() for file in MODEL_WEIGHTS):
-        for file, what in _NO_MODELS.items():
-            if (folder / file).exists():
+    if "model" not in (kinds := kinds_in(folder)):
+        for kind, what in _NO_MODELS.items():
+            if kind in kinds:
                 raise MismatchError(f"{name} is {what}.")
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     stored = open_files(folder, MODEL_WEIGHTS, Location(name, commit) if commit else None)

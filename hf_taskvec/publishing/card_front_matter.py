@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import License, ModelRecord, label_for
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.files.contents import ContentKind
 from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
+from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.publishing.written_folder import Artifact
 
 if TYPE_CHECKING:

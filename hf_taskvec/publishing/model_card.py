@@ -15,8 +15,8 @@ from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.atomic import write_text
 from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
-from hf_taskvec.files.contents import ContentKind
 from hf_taskvec.models.card_metadata import front_matter
+from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.publishing.card_evaluation import evaluation_section, find_report, reported_scale
 from hf_taskvec.publishing.card_front_matter import base_models, card_data, check_metadata, with_card, with_hub_id
 from hf_taskvec.publishing.notation import as_code, as_formula

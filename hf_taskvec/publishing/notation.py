@@ -13,7 +13,12 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.merging import combine
 
 _LONGEST = 10_000
-_METHODS = {"compress": ("rank", "energy", "tolerance"), "filter": ("include", "exclude"), "scale": ("by", "default")}
+_METHODS = {
+    "compress": ("rank", "energy", "tolerance", "dtype", "exact"),
+    "filter": ("include", "exclude"),
+    "prune_rows": ("fraction",),
+    "scale": ("by", "default"),
+}
 
 
 # Reading
@@ -34,8 +39,8 @@ def names_in(expression: str) -> list[str]:
 def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
     """The vector that an expression stands for.
 
-    It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `filter(v, include="*.mlp.*")`,
-    `scale(v, by={"*.mlp.*": 0.5})` and merging rules, `combine([v, w], "ties", density=0.2)`.
+    It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `prune_rows(v, fraction=0.25)`,
+    `filter(v, include="*.mlp.*")`, `scale(v, by={"*.mlp.*": 0.5})` and merging rules, `combine([v, w], "ties", density=0.2)`.
 
     Args:
         expression (`str`):
@@ -126,6 +131,8 @@ def _call(name: str, vector: "TaskVector | float", keywords: list[ast.keyword]) 
         if "by" not in options:
             raise BadValueError("scale() takes by={'pattern': number}.")
         return vector.scale(options.pop("by"), **options)
+    if name == "prune_rows" and "fraction" not in options:
+        raise BadValueError("prune_rows() takes fraction=number.")
     result: TaskVector = getattr(vector, name)(**options)
     return result
 

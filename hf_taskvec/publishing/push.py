@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.files.contents import ContentKind
+from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.progress import library_bars
 from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch
 from hf_taskvec.publishing.pushed_files import files_to_push

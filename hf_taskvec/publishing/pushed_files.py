@@ -72,10 +72,7 @@ def files_to_push(
 
 def _check_portable(artifact: Artifact) -> None:
     """Refuse a vector that refers to folders of this machine: nobody else could load it, and it names their paths."""
-    if artifact.kind != "vector":
-        return
-    checkpoints = read_json(artifact.folder / filenames.VECTOR_RECORD).get("checkpoints", ())
-    if local := [Path(each["where"]).name for each in checkpoints if each["revision"] is None]:
+    if local := artifact.local_references:
         raise LeakError(
             f"{artifact.folder.name} is saved as a reference to folders of this machine ({', '.join(local)}), which "
             "nobody else has. Save the vector without reference=True, or push its models first and extract it from "

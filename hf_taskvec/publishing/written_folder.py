@@ -8,9 +8,9 @@ from typing import Any
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
-from hf_taskvec.files.contents import RECORDS, ContentKind, record_in
 from hf_taskvec.hub_names import HUB_ID
 from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.models.folder_contents import RECORDS, ContentKind, record_in
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Artifact:
             The version of this library that wrote the folder.
         options (`Mapping[str, str]`, *optional*):
             The other arguments that made the output what it is.
+        local_references (`tuple[str, ...]`, *optional*):
+            The folders of this machine that a vector saved as a reference reads, by their names.
     """
 
     folder: Path
@@ -47,6 +49,7 @@ class Artifact:
     changed: int
     library: str
     options: Mapping[str, str] = field(default_factory=dict)
+    local_references: tuple[str, ...] = ()
 
     @property
     def records(self) -> Iterator[ModelRecord]:
@@ -91,7 +94,10 @@ def _read(folder: Path, kind: ContentKind, record: dict[str, Any]) -> Artifact:
     library = str(record["library"]).removeprefix("hf_taskvec ")
     provenance = Provenance.from_json(record["provenance" if kind == "vector" else "vector"])
     if kind == "vector":
-        return Artifact(folder, kind, provenance, _own_base(provenance), 1.0, None, len(record["parameters"]), library)
+        changed, checkpoints = len(record["parameters"]), record.get("checkpoints", ())
+        local = tuple(Path(each["where"]).name for each in checkpoints if each["revision"] is None)
+        own = _own_base(provenance)
+        return Artifact(folder, kind, provenance, own, 1.0, None, changed, library, local_references=local)
     base = ModelRecord.from_json(record["base"]) if kind == "model" else _own_base(provenance)
     if kind == "adapter":
         named = read_json(folder / filenames.ADAPTER_CONFIG).get("base_model_name_or_path")

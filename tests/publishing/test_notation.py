@@ -71,3 +71,20 @@ def test_the_code_of_an_adapters_vector_makes_it_again(
         assert made["vector"].expression == vector.expression
         for name in vector:
             assert torch.equal(made["vector"].dense(name), vector.dense(name))
+
+
+def test_what_the_methods_write_can_be_read_again() -> None:
+    torch.manual_seed(0)
+    m = TaskVector.from_tensors({"h.0.mlp.fc1.weight": torch.randn(6, 4)}, name="m")
+    for made in (
+        m.compress(rank=2, exact=True),
+        m.compress(rank=2, dtype="bfloat16"),
+        m.prune_rows(0.5),
+        m.filter(include="h.*"),
+        m.scale({"h.*": 0.5}),
+    ):
+        again = evaluate_expression(made.expression, {"m": m})
+        assert again.expression == made.expression
+        assert torch.equal(again.dense("h.0.mlp.fc1.weight"), made.dense("h.0.mlp.fc1.weight"))
+    with pytest.raises(BadValueError, match="takes fraction="):
+        evaluate_expression("prune_rows(m)", {"m": m})

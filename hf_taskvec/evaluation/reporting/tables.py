@@ -9,8 +9,8 @@ from hf_taskvec.evaluation.reporting.number_formats import (
     format_scale,
     format_share,
 )
-from hf_taskvec.evaluation.reporting.recommended_scale import Theory
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore, Score
+from hf_taskvec.evaluation.reporting.theory_verdict import Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricName

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
-from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
     BookInfo,
     Membership,
@@ -49,6 +48,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     Settings,
     Timing,
 )
+from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.metrics import MetricName
 from hf_taskvec.evaluation.scoring.scale_choice import Choice

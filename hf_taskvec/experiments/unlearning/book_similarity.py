@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis import EditedModel, Recommendation, correlation_matrix, recommend_scales
-from hf_taskvec.evaluation.reporting.recommended_scale import Judgement, Theory
+from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.texts.books import Book
 from hf_taskvec.evaluation.texts.passages import find_passages

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_taskvec.files.contents import kind_of, record_in
+from hf_taskvec.models.folder_contents import kind_of, record_in
 
 
 @pytest.mark.parametrize(

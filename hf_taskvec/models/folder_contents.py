@@ -41,11 +41,23 @@ def kind_of(where: str | Path, base: str | Path | None = None, token: str | bool
     """
     # Every model has a config: the Hub's client warns where no file is found at all.
     folder, name, commit = locate(where, None, token, [VECTOR_RECORD, ADAPTER_CONFIG, CONFIG])
-    if (folder / VECTOR_RECORD).exists():
+    kinds = kinds_in(folder)
+    if "vector" in kinds:
         return Contents("vector", name)
-    is_whole = commit is None and any((folder / file).exists() for file in MODEL_WEIGHTS)
-    is_adapter = (folder / ADAPTER_CONFIG).exists() and not (is_whole and base is not None)
+    # Of a Hub repository no weights were fetched: whatever older ones the cache has say nothing.
+    is_whole = "model" in kinds and commit is None
+    is_adapter = "adapter" in kinds and not (is_whole and base is not None)
     return Contents("adapter" if is_adapter else "model", name)
+
+
+def kinds_in(folder: Path) -> set[ContentKind]:
+    """Everything of the three that a local folder holds, by its files."""
+    files: dict[ContentKind, tuple[str, ...]] = {
+        "vector": (VECTOR_RECORD,),
+        "adapter": (ADAPTER_CONFIG,),
+        "model": MODEL_WEIGHTS,
+    }
+    return {kind for kind, names in files.items() if any((folder / name).exists() for name in names)}
 
 
 def record_in(folder: Path) -> str | None:
