@@ -22,6 +22,37 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def imported_at_import(path: Path) -> set[str]:
+    """The modules of this package that a module imports when it is imported itself."""
+    found = set()
+
+    def visit(nodes: list[ast.stmt]) -> None:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.update([node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)])
+            for block in ("body", "orelse", "finalbody"):
+                visit(getattr(node, block, []))
+
+    visit(ast.parse(path.read_text("utf-8")).body)
+    return {name.removeprefix("hf_taskvec.") for name in found if name.startswith("hf_taskvec.")}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """import-linter keeps circles between packages away; these are those within one."""
+    arrows = {module: imported_at_import(path) & modules().keys() for module, path in modules().items()}
+    for module, others in arrows.items():  # what a package's __init__ imports of its own is no circle
+        others.discard(module.rpartition(".")[0])
+    while leaves := {module for module, others in arrows.items() if not others & arrows.keys()}:
+        arrows = {module: others for module, others in arrows.items() if module not in leaves}
+    assert arrows == {}
+
+
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 

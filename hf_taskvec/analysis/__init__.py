@@ -23,8 +23,9 @@ The public names are listed here and imported when first used:
     from hf_taskvec.analysis import task_correlation, recommend_scales
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_taskvec.analysis.correlations import (
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from hf_taskvec.analysis.scale_theorems import ScaleRegion, TransferScales
     from hf_taskvec.analysis.stitching import stitch
 
-_HOME = {
+_HOMES = {
     "Correlation": "correlations",
     "CorrelationMatrix": "correlations",
     "CosineMatrix": "cosines",
@@ -102,11 +103,7 @@ __all__ = [
     "task_correlation",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -16,8 +16,9 @@ The public names are listed here and imported when first used: `import hf_taskve
     report = sweep(model, vector, [0, -0.5, -1], books)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.tables import compare_reports
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.texts.leaks import LeakReport, check_leaks
     from hf_taskvec.evaluation.texts.passages import Passage
 
-_HOME = {
+_HOMES = {
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
     "Judgement": "reporting.theory_verdict",
@@ -42,6 +43,7 @@ _HOME = {
     "check_leaks": "texts.leaks",
     "compare_reports": "reporting.tables",
     "load_book": "texts.books",
+    "protocols": "texts",
     "rouge_l": "scoring.rouge",
     "sweep": "sweeping",
 }
@@ -62,13 +64,7 @@ __all__ = [
     "sweep",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "protocols":
-        return import_module(f"{__name__}.texts.protocols")
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -16,8 +16,9 @@ The public names are listed here and imported when first used: `import hf_taskve
     from hf_taskvec.publishing import push_folder, write_card
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_taskvec.publishing.model_card import card_for, write_card
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hf_taskvec.publishing.push_without_folder import push_adapter, push_merged, push_vector
     from hf_taskvec.publishing.written_folder import Artifact, open_artifact
 
-_HOME = {
+_HOMES = {
     "Artifact": "written_folder",
     "Pushed": "push",
     "card_for": "model_card",
@@ -49,11 +50,7 @@ __all__ = [
     "write_card",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

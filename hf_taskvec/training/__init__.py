@@ -20,8 +20,9 @@ Example:
 
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hf_taskvec.lazy_names import lazy_names
 from hf_taskvec.training.finetuning import finetune
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
 from hf_taskvec.training.run_record import Finetuned
@@ -40,11 +41,5 @@ __all__ = [
     "finetune",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # transformers' Trainer imports PEFT and bitsandbytes, which takes seconds: only for those who use it.
-    if name == "TaskVectorCallback":
-        from hf_taskvec.training.trainer_callback import TaskVectorCallback
-
-        return TaskVectorCallback
-    raise AttributeError(f"module 'hf_taskvec.training' has no attribute {name!r}")
+# transformers' Trainer imports PEFT and bitsandbytes, which takes seconds: only for those who use it.
+__getattr__ = lazy_names(__name__, {"TaskVectorCallback": "trainer_callback"})
