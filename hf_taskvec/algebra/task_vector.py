@@ -1,8 +1,8 @@
 """`TaskVector`: an immutable, lazy linear expression over weight changes, and what can be done with it.
 
-The methods that save, apply, export and push a vector import the package that does the work when they are called. So
-the algebra itself needs neither transformers nor peft, and these (with `vector_constructors`) are the only imports in
-the library that point upwards.
+The methods that save, apply and export a vector import the package that does the work when they are called. So the
+algebra itself needs neither transformers nor peft, and these (with `vector_constructors` and `vector_pushing`) are the
+only imports in the library that point upwards.
 """
 
 from pathlib import Path
@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from hf_taskvec.algebra.rounding import parse_dtype
-from hf_taskvec.algebra.vector_constructors import VectorConstructors
+from hf_taskvec.algebra.vector_pushing import VectorPushing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hf_taskvec.application.live_edit import Edit
-    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-    from hf_taskvec.publishing.push import Pushed
 
 
-class TaskVector(VectorConstructors):
+class TaskVector(VectorPushing):
     """A change to a model's weights: a mapping from parameter name to `ParameterChange`.
 
     `-v`, `0.5 * v`, `a + b - c` build expressions and read no tensor; low-rank factors stay factors. Tensors are read
@@ -314,159 +312,4 @@ class TaskVector(VectorConstructors):
             overwrite=overwrite,
             scale=scale,
             progress=progress,
-        )
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        report: "UnlearningReport | str | Path | None" = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        commit_message: str | None = None,
-        token: str | bool | None = None,
-    ) -> "Pushed":
-        """Push the vector itself to the Hub, with its card, in one commit. `TaskVector.load(repo_id)` brings it back.
-
-        Args:
-            repo_id (`str`):
-                `"me/vector"`; made if it does not exist.
-            report (`UnlearningReport`, `str` or `Path`, *optional*):
-                Of a sweep of this vector; the card shows its table and plot.
-            private (`bool`, *optional*):
-                Make a new repository private. A public one is refused then, not pushed to.
-            revision (`str`, *optional*):
-                The branch; made if it does not exist.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                Open a pull request instead of committing to the branch.
-            commit_message (`str`, *optional*):
-                As in transformers.
-            token (`str` or `bool`, *optional*):
-                As in transformers.
-
-        Returns:
-            `Pushed`: The commit and its address.
-
-        Raises:
-            `HubError`: If the Hub refuses or cannot be reached.
-            `LeakError`: If a token or a path of this machine would leave it.
-        """
-        from hf_taskvec.publishing.push_without_folder import push_vector
-
-        return push_vector(
-            self,
-            repo_id,
-            report=report,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            token=token,
-        )
-
-    def push_merged_to_hub(
-        self,
-        repo_id: str,
-        base: str | Path,
-        *,
-        scale: float = 1.0,
-        report: "UnlearningReport | str | Path | None" = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        commit_message: str | None = None,
-        token: str | bool | None = None,
-    ) -> "Pushed":
-        """Push the model `base + scale * vector` to the Hub, streamed through a temporary folder.
-
-        Args:
-            repo_id (`str`):
-                `"me/model"`; made if it does not exist.
-            base (`str` or `Path`):
-                A Hub id or a folder, as for `apply`.
-            scale (`float`, *optional*, defaults to 1.0):
-                λ.
-            report (`UnlearningReport`, `str` or `Path`, *optional*):
-                As for `push_to_hub`.
-            private (`bool`, *optional*):
-                As for `push_to_hub`.
-            revision (`str`, *optional*):
-                As for `push_to_hub`.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                As for `push_to_hub`.
-            commit_message (`str`, *optional*):
-                As for `push_to_hub`.
-            token (`str` or `bool`, *optional*):
-                As for `push_to_hub`.
-
-        Returns:
-            `Pushed`: The commit and its address.
-        """
-        from hf_taskvec.publishing.push_without_folder import push_merged
-
-        return push_merged(
-            self,
-            repo_id,
-            base,
-            scale=scale,
-            report=report,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            token=token,
-        )
-
-    def push_adapter_to_hub(
-        self,
-        repo_id: str,
-        base_model_name_or_path: str | Path | None = None,
-        *,
-        scale: float = 1.0,
-        report: "UnlearningReport | str | Path | None" = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        commit_message: str | None = None,
-        token: str | bool | None = None,
-    ) -> "Pushed":
-        """Push the vector as a PEFT adapter to the Hub.
-
-        Args:
-            repo_id (`str`):
-                `"me/adapter"`; made if it does not exist.
-            base_model_name_or_path (`str` or `Path`, *optional*):
-                The base that the adapter names, as for `to_adapter`.
-            scale (`float`, *optional*, defaults to 1.0):
-                λ.
-            report (`UnlearningReport`, `str` or `Path`, *optional*):
-                As for `push_to_hub`.
-            private (`bool`, *optional*):
-                As for `push_to_hub`.
-            revision (`str`, *optional*):
-                As for `push_to_hub`.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                As for `push_to_hub`.
-            commit_message (`str`, *optional*):
-                As for `push_to_hub`.
-            token (`str` or `bool`, *optional*):
-                As for `push_to_hub`.
-
-        Returns:
-            `Pushed`: The commit and its address.
-        """
-        from hf_taskvec.publishing.push_without_folder import push_adapter
-
-        return push_adapter(
-            self,
-            repo_id,
-            base_model_name_or_path=base_model_name_or_path,
-            scale=scale,
-            report=report,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            token=token,
         )

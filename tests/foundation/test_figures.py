@@ -49,7 +49,7 @@ def test_a_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_returned_figure_has_the_style_of_a_saved_one() -> None:
     """And the caller's own settings stay as they are."""
     with matplotlib.rc_context({"font.size": 30}):
-        axes = styled(line)().axes[0]
+        axes = styled()(line)().axes[0]
         assert matplotlib.rcParams["font.size"] == 30
     assert not axes.spines["top"].get_visible() and axes.xaxis.label.get_fontsize() == 11
     assert line().axes[0].spines["top"].get_visible()
@@ -57,6 +57,6 @@ def test_a_returned_figure_has_the_style_of_a_saved_one() -> None:
 
 def test_what_to_install_is_said_where_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for use in (styled(line), lambda: render({"line": line}), lambda: save_figure(line, tmp_path / "line.png")):
+    for use in (styled()(line), lambda: render({"line": line}), lambda: save_figure(line, tmp_path / "line.png")):
         with pytest.raises(UnsupportedError, match=r"pip install 'hf-taskvec\[plots\]'"):
             use()

@@ -115,7 +115,7 @@ def added(vector: TaskVector, name: str, target: torch.Tensor | Source, scale: f
     """`target + scale * vector` of one parameter, in the target's dtype."""
     source = InMemory(target) if isinstance(target, torch.Tensor) else target
     out = torch.empty(source.shape, dtype=source.dtype)
-    Sum(source.shape, vector.get(name, ()), source, scale).into(out, name)
+    Sum(source.shape, vector.terms_of(name), source, scale).into(out, name)
     return out
 
 
