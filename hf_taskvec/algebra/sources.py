@@ -92,7 +92,7 @@ def describe(value: object) -> str:
     return repr(value)
 
 
-def fingerprint(tensors: Mapping[str, Source]) -> str:
+def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
     """A digest of names, shapes, dtypes and samples of every tensor."""
     digest = hashlib.sha256()
     for name in sorted(tensors):

@@ -13,7 +13,7 @@ from hf_taskvec.algebra.deltas import Dense, LowRank
 from hf_taskvec.algebra.linear_expression import LinearExpression
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
-from hf_taskvec.algebra.sources import InMemory, fingerprint
+from hf_taskvec.algebra.sources import InMemory, sampled_fingerprint
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError
 
@@ -237,7 +237,7 @@ class VectorConstructors(LinearExpression):
                 raise MismatchError(f"{key}: {error}") from None
             terms[key] = (Term(1.0, delta),)
             sources.update({f"{key}:{part}": copy for part, copy in enumerate(copies)})
-        record = ModelRecord(name, fingerprint=fingerprint(sources))
+        record = ModelRecord(name, fingerprint=sampled_fingerprint(sources))
         return cls(terms, Provenance.of(Origin(name, "given as tensors", tuned=record)))
 
     @classmethod

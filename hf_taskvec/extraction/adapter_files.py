@@ -172,15 +172,19 @@ def base_of(
     revision = revision if base else adapter.config.get("revision")
     try:
         folder, _, _ = locate(where, revision, token, [CONFIG])
-        config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else None
     except TaskVectorError:
         if base is not None:
             raise
         return AdapterBase(None, Layout(), "the base that the adapter's config names cannot be reached")
-    layout = layout_of_config(config)
-    return AdapterBase(
-        lambda: open_model(where, revision, token), layout, "its architecture is unknown", at_hand=Path(where).is_dir()
-    )
+    unknown = "its architecture is unknown"
+    if Path(where).is_dir():
+        try:
+            opened = open_model(where, revision, token)
+            return AdapterBase(lambda: opened, opened.layout, unknown, at_hand=True)
+        except TaskVectorError:  # plain LoRA does without weights; what needs them gets this error then
+            pass
+    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else None
+    return AdapterBase(lambda: open_model(where, revision, token), layout_of_config(config), unknown)
 
 
 def live_base(model: Any, adapter: Adapter) -> AdapterBase:

@@ -11,7 +11,7 @@ from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, r
 from hf_taskvec.algebra.parameter_names import is_vocabulary, perhaps_conv1d
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.algebra.rounding import FLOATS
-from hf_taskvec.algebra.sources import Source, Transposed, fingerprint
+from hf_taskvec.algebra.sources import Source, Transposed, sampled_fingerprint
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import (
@@ -66,7 +66,7 @@ def from_adapter(
     record = origin_base.record() or named_base(found, layout)
     rank = sorted({t.delta.rank for each in terms.values() for t in each if t.delta.factors is not None})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
-    tuned = ModelRecord(found.name, found.revision, fingerprint=fingerprint(found.tensors))
+    tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(found.tensors))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
-from hf_taskvec.algebra.sources import Source, fingerprint
+from hf_taskvec.algebra.sources import Source, sampled_fingerprint
 from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.filenames import CONFIG, MODEL_WEIGHTS
 from hf_taskvec.json_files import read_json
@@ -53,7 +53,7 @@ class Checkpoint:
 
         Of each tensor a sample is read; see `fingerprints.py` for the fingerprint that reads everything.
         """
-        return fingerprint(self.tensors)
+        return sampled_fingerprint(self.tensors)
 
     def record(self) -> ModelRecord:
         """What provenance keeps of the model."""

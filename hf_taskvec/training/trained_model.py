@@ -16,7 +16,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG
-from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
@@ -34,6 +34,8 @@ class TrainingBase:
 
     model: "Path | PreTrainedModel"
     config: "PreTrainedConfig"
+    #: its weights as they were opened; those of a live model are not copies
+    weights: Checkpoint
     record: ModelRecord
 
     @property
@@ -79,7 +81,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> TrainingBase:
         except ValueError as error:
             raise UnsupportedError(f"{checkpoint.name}: transformers does not know this model ({error}).") from None
         _check_causal(config, checkpoint.name, checkpoint.config.get("architectures"))
-        return TrainingBase(checkpoint.folder, config, checkpoint.record())
+        return TrainingBase(checkpoint.folder, config, checkpoint, checkpoint.record())
     if is_peft_model(base):
         raise UnsupportedError("the base is wrapped by PEFT. Call merge_and_unload() first, or give its base model.")
     if not isinstance(base, PreTrainedModel):
@@ -90,7 +92,8 @@ def open_base(base: "str | Path | PreTrainedModel") -> TrainingBase:
         raise UnsupportedError(f"{where} has no output head: it is not a causal language model.")
     if any(not parameter.is_floating_point() for parameter in base.parameters()):
         raise UnsupportedError(f"{where} is quantised. Load it in bf16, fp16 or fp32 to train it.")
-    return TrainingBase(base, base.config, live_checkpoint(base).record())
+    weights = live_checkpoint(base)
+    return TrainingBase(base, base.config, weights, weights.record())
 
 
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":

@@ -16,7 +16,6 @@ from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
-from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -118,7 +117,7 @@ def _own(config: MultitaskConfig) -> _Own:
     blocks = {n: training_blocks((book,), tokenizer, config) for n, book in mine.items()}
     if made is not None:
         return _Own(names, mine, held, blocks, tokenizer, made, general, config.base_model)
-    found = open_checkpoint(base)
+    found = source.weights
     return _Own(names, mine, held, blocks, tokenizer, base, general, f"{found.name} {found.sampled_fingerprint[:16]}")
 
 

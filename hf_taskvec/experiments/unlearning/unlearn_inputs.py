@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.algebra.sources import fingerprint
+from hf_taskvec.algebra.sources import sampled_fingerprint
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError
@@ -20,9 +20,8 @@ from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
 from hf_taskvec.experiments.training_stages import json_digest
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
-from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from hf_taskvec.models.checkpoint import locate, open_checkpoint, open_files, read_json
+from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, open_files, read_json
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -80,7 +79,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
         tokenizer = None
     check_books(books)
     source = open_base(base)
-    inputs = _inputs(config, books, base)
+    inputs = _inputs(config, books, base, source.weights)
     if tokenizer is None:
         tokenizer = read_tokenizer(base)
     if "lora" in (config.method, config.joint_method):
@@ -138,16 +137,16 @@ def check_books(books: tuple[Book, ...]) -> None:
             raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
 
 
-def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any) -> dict[str, str]:
+def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any, weights: Checkpoint) -> dict[str, str]:
     """The name and fingerprint of everything that was given; what does not fit the base is refused."""
     inputs = {f"book: {book.name} ({book.role})": book.fingerprint for book in books}
-    inputs["base_model"] = config.base_model if config.embedded else _identified(base, base)
+    inputs["base_model"] = config.base_model if config.embedded else _identified(weights)
     for name in ("joint_model", "tuned_model", "reference_model"):
         if where := getattr(config, name):
-            inputs[name] = _identified(where, base)
+            inputs[name] = _identified(open_checkpoint(where), weights)
     if where := config.adapter or config.task_vector:
         vector = TaskVector.from_adapter(where, base=base) if config.adapter else TaskVector.load(where)
-        check_fits(vector, open_model(base))
+        check_fits(vector, weights)
         content = _adapter_content(where) if config.adapter else vector.fingerprint
         inputs["adapter" if config.adapter else "task_vector"] = f"{Path(where).name} {content[:16]}"
     return inputs
@@ -157,15 +156,11 @@ def _adapter_content(where: str) -> str:
     """A digest of an adapter that is the same for each copy; a vector's own fingerprint knows the files' stamps."""
     folder, _, _ = locate(where, None, None, ["adapter_*"])
     settings = read_json(folder / ADAPTER_CONFIG) | {"base_model_name_or_path": None}
-    return json_digest(fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
+    return json_digest(sampled_fingerprint(open_files(folder, ADAPTER_WEIGHTS)), settings)
 
 
-def _identified(where: "str | Path", base: Any) -> str:
-    """A model's name and fingerprint; it must be of the base's architecture."""
-    found = open_checkpoint(where)
-    expected = open_model(base)
-    if {name: t.shape for name, t in found.tensors.items()} != {name: t.shape for name, t in expected.tensors.items()}:
-        raise BadValueError(
-            f"{found.name} and the base {expected.name} are not of one shape: they do not fit together."
-        )
+def _identified(found: Checkpoint, base: Checkpoint | None = None) -> str:
+    """A model's name and fingerprint; it must be of the base's shape, if one is given."""
+    if base and {n: t.shape for n, t in found.tensors.items()} != {n: t.shape for n, t in base.tensors.items()}:
+        raise BadValueError(f"{found.name} and the base {base.name} are not of one shape: they do not fit together.")
     return f"{found.name} {found.sampled_fingerprint[:16]}"
