@@ -104,6 +104,7 @@ class TaskVector(VectorPushing):
         dtype: torch.dtype | str | None = None,
         overwrite: bool = False,
         max_shard_size: int | str = "5GB",
+        progress: bool | None = None,
     ) -> Path:
         """The same as `save`, by the name that transformers and PEFT have for it.
 
@@ -116,11 +117,15 @@ class TaskVector(VectorPushing):
                 Replace a task vector that is already in the folder.
             max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`):
                 The largest size of one file.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
 
         Returns:
             `Path`: The folder.
         """
-        return self.save(save_directory, dtype=dtype, overwrite=overwrite, max_shard_size=max_shard_size)
+        return self.save(
+            save_directory, dtype=dtype, overwrite=overwrite, max_shard_size=max_shard_size, progress=progress
+        )
 
     def apply(
         self,

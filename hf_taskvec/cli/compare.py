@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_taskvec.atomic import write_bytes
 from hf_taskvec.cli.arguments import DebugOption, JsonOption, TokenOption, load_vector, named_paths
 from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.results import CommandResult, layer_title, text_table
@@ -26,7 +25,6 @@ def compare_command(
     Vectors that point the same way (cosine near 1) change the model alike; at 0 they do not touch each other.
     """
     from hf_taskvec.analysis import cosine_matrix
-    from hf_taskvec.figures import render
 
     paths = named_paths(vectors)
     if len(paths) < 2:
@@ -47,9 +45,7 @@ def compare_command(
         shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
         lines += ["", text_table("Cosine of each layer", ["layer", "cosine"], shown)]
     if plot is not None:
-        data = render({"plot": lambda: cosines.figure("parts" if len(names) == 2 else "total")})["plot.png"]
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(plot, data)
+        cosines.plot(plot, "parts" if len(names) == 2 else "total")
         record_command(plot)
         values["plot"] = str(plot)
         lines += ["", f"{plot}: written"]

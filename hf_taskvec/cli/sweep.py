@@ -1,6 +1,6 @@
 """`taskvec sweep`: a model with a vector at many λ."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -72,10 +72,9 @@ def sweep_command(
 
     loaded, tokenizer = load_model(model, dtype, token)
     never_saw = load_model(reference, dtype, token)[0] if reference else None
-    edit: Any = found.edit(loaded, 0.0, merge=not attach)
     report = sweep(
         loaded,
-        edit,
+        found,
         amounts,
         books,
         settings,
@@ -84,6 +83,7 @@ def sweep_command(
         output=output,
         batch_size=batch_size,
         seed=seed,
+        merge=not attach,
     )
     show_report(report, output, json)
     return None
