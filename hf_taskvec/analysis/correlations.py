@@ -275,8 +275,8 @@ def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, Rows], pool: Sa
     if len(set(sizes.values())) > 1:
         described = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise MismatchError(
-            f"the models have vocabularies of different sizes ({described}), so their outputs cannot be compared. Give "
-            "fine-tunes of one base."
+            f"the models have vocabularies of different sizes ({described}), so their outputs cannot be compared. "
+            "Give fine-tunes of one base."
         )
     for name, each in rows.items():
         if sum(pool.count(row) for row in each) < 2:
@@ -347,7 +347,7 @@ def _normed(output: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     # One text in two places of a batch may give outputs that differ in fp32's last digits.
     if not bool((norms > 1e-6 * whole).all()):
         raise BadValueError(
-            "a model gives the same output for every row, so there is no direction to compare. Is all the data the "
-            "same text?"
+            "a model gives the same output for every row, so there is no direction to compare. "
+            "Is all the data the same text?"
         )
     return centred.div_(norms)

@@ -228,7 +228,6 @@ def _check_directions(norms: list[float], count: int) -> None:
     if first < len(norms) - 1:
         raise BadValueError(
             f"after epoch {first - count + 2} the weights are those of the base again, so the vector has no direction "
-            "to compare "
-            "with the gradient. Leave out the gradient, or that epoch and the later ones."
+            "to compare with the gradient. Leave out the gradient, or that epoch and the later ones."
         )
     raise BadValueError("the gradient is zero, so it has no direction. Give one that TaskVector.from_gradient made.")

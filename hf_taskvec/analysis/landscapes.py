@@ -181,8 +181,7 @@ def _check_finite(losses: Mapping[str, float], scales: tuple[float, float], name
             edit = " + ".join(f"{scale:.3g}·{vector}" for scale, vector in zip(scales, names, strict=True))
             raise BadValueError(
                 f"the loss on {name} is {loss} at θ_0 + {edit}: the model overflows there, or its weights are broken. "
-                "Use a smaller "
-                "margin=, smaller vectors, or a model in a wider dtype."
+                "Use a smaller margin=, smaller vectors, or a model in a wider dtype."
             )
 
 

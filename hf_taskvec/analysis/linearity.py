@@ -222,8 +222,7 @@ def _check_features(features: torch.Tensor, vector: TaskVector) -> None:
         edited = f"θ_0 + {vector.expression}" if len(vector) else "θ_0"
         raise BadValueError(
             f"{edited}: features are NaN, infinite or zero, so they point nowhere. The model overflows there, or its "
-            "weights are "
-            "broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
+            "weights are broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
         )
 
 

@@ -173,8 +173,7 @@ def stable_ranks(
     if not found:
         raise BadValueError(
             f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, "
-            "GPT-Neo, GPT-J, "
-            "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
+            "GPT-Neo, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
         )
     stacks = _stacks(found, terms, conv1d, config)
     ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))

@@ -75,9 +75,8 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
     if isinstance(item, Mapping):
         if "input_ids" not in item:
             raise BadValueError(
-                f"{what} has the columns {', '.join(map(str, item))}, but no input_ids. Tokenize it first, or give "
-                "texts "
-                "and tokenizer=."
+                f"{what} has the columns {', '.join(map(str, item))}, but no input_ids. Tokenize it "
+                "first, or give texts and tokenizer=."
             )
         item, mask = item["input_ids"], item.get("attention_mask")
     if isinstance(item, str):
@@ -108,9 +107,8 @@ def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:
     longest = max(map(len, rows))
     if context is not None and longest > context:
         raise BadValueError(
-            f"{what} has a row of {longest} tokens, but the model reads {context}. Pass max_length={context}, or cut "
-            "it into "
-            "shorter rows."
+            f"{what} has a row of {longest} tokens, but the model reads {context}. Pass "
+            f"max_length={context}, or cut it into shorter rows."
         )
 
 
