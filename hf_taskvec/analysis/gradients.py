@@ -130,7 +130,15 @@ class GradientAlignment(Plottable):
     vector_with_gradient: tuple[float, ...] | None
 
     def figure(self) -> "Figure":
-        """Shares and cosines by epoch."""
+        """Shares and cosines by epoch.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import alignment_figure
 
         return alignment_figure(self)

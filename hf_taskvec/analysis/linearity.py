@@ -99,7 +99,15 @@ class Linearity(Plottable):
         ]
 
     def figure(self) -> "Figure":
-        """1 − cosine beside the baseline, and the coefficient, with quartiles, layer by layer."""
+        """1 − cosine beside the baseline, and the coefficient, with quartiles, layer by layer.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import linearity_figure
 
         return linearity_figure(self)

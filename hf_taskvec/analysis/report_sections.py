@@ -23,7 +23,7 @@ from hf_taskvec.analysis.pooled_logits import Pooling
 from hf_taskvec.analysis.ranks import MatrixRank, StableRanks, effective_ranks, large_rows, stable_ranks
 from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, recommend_scales
 from hf_taskvec.analysis.scale_theorems import ScaleRegion
-from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.matrix_kinds import Kind, place_of
 
@@ -140,7 +140,7 @@ class BaseAndTexts:
     """The live base, and rows of tokens of a text for each vector, by the vectors' names."""
 
     model: Any
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, TokenRows]
     batch_size: int = 8
 
 
@@ -279,7 +279,7 @@ def write_landscape(report: MarkdownReport, vectors: NamedVectors, texts: BaseAn
         report.add_figure("landscape", found.figure, "loss on the plane through two fine-tunes")
 
 
-def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> Rows:
+def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> TokenRows:
     """The start of a text, in rows of tokens of equal length."""
     text = file.read_text(encoding="utf-8", errors="replace")
     # No token is longer than 20 letters on average.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Whether a theorem promises success: easily, with care, or not at all.
-Verdict = Literal["works", "hard", "impossible"]
+TheoremVerdict = Literal["works", "hard", "impossible"]
 # Correlations closer than this are one and the same: nobody measures them so well, and the sums would overflow.
 _NOTHING = 1e-6
 
@@ -50,7 +50,7 @@ class ScaleRegion:
     """
 
     goal: Literal["add", "forget"]
-    verdict: Verdict
+    verdict: TheoremVerdict
     why: str
     low: float | None = None
     high: float | None = None
@@ -111,7 +111,7 @@ class TransferScales(Plottable):
 
     gammas: tuple[float, ...]
     scales: tuple[float, ...]
-    verdict: Verdict
+    verdict: TheoremVerdict
     why: str
     margin: float
     c: float
