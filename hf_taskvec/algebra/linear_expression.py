@@ -369,7 +369,7 @@ class LinearExpression(Mapping[str, ParameterChange]):
 
         Args:
             name (`str`): The parameter.
-            dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`): To which each element is rounded once.
+            dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`): Each element is rounded to it once.
         """
         return self[name].dense(dtype)
 
