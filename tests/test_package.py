@@ -127,13 +127,28 @@ def test_every_error_is_one_of_ours() -> None:
                 assert name in allowed or name.startswith("_") or name.islower(), f"{module} raises {name}"
 
 
+def defined_names(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module gives to classes, functions, constants and types."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            parts = [part for target in targets for part in ast.walk(target)]
+            return [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []
+
+
 def public_definitions() -> dict[str, list[str]]:
-    """The public classes and functions of all modules: name -> the modules that define it."""
+    """The public classes, functions, constants and types of all modules: name -> the modules that define it."""
     found: dict[str, list[str]] = {}
     for module, path in modules().items():
         for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(module)
+            for name in defined_names(node):
+                if not name.startswith("_"):  # `__all__` neither
+                    found.setdefault(name, []).append(module)
     return found
 
 

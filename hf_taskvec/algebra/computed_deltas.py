@@ -32,7 +32,7 @@ _PIECE = 1 << 18
 def _pieces(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int]]:
     """The runs of rows that are worked on at a time, as far as rows `start:stop` reach into them.
 
-    They depend on the shape alone: whoever asks for which rows, a rule sees the same pieces.
+    They depend on the shape alone: whichever rows are asked for, a rule gets the same pieces.
     """
     step = max(1, _PIECE // max(1, numel(shape[1:])))
     length = shape[0] if shape else 1
@@ -103,12 +103,17 @@ class Computed(Delta):
     in the end; in fp64 and rounded once otherwise.
 
     Args:
-        name: of the parameter.
-        inputs: the changes that it is computed from, one or more terms each.
-        key: what the function does, with its parameters; two changes are equal if inputs and key are.
-        function: gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
+        name (`str`):
+            The parameter's.
+        inputs (`tuple` of tuples of `Term`):
+            The changes that it is computed from, one or more terms each.
+        key (`str`):
+            What the function does, with its parameters; two changes are equal if inputs and key are.
+        function (`Callable`):
+            Gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
             result's tile.
-        statistics: for each input, what finds out something about it as a whole, such as a threshold. It is called when
+        statistics (`tuple` of callables, *optional*):
+            For each input, a function that finds something about it as a whole, such as a threshold. It is called when
             first needed, and what it gives is kept.
     """
 
@@ -188,7 +193,7 @@ class _Once:
         self._found: tuple[Any] | None = None
 
     def start(self) -> None:
-        """Find it, unless another thread is at it."""
+        """Find it, unless another thread is doing so."""
         if self._found is None and self._lock.acquire(blocking=False):
             try:
                 self._found = self._found or (self._find(self._tiles),)
@@ -197,7 +202,8 @@ class _Once:
 
     def wait(self) -> Any:
         with self._lock:
-            self._found = self._found or (self._find(self._tiles),)  # where the other thread failed, so shall we
+            # If the other thread failed, nothing was found: trying again raises the same error here.
+            self._found = self._found or (self._find(self._tiles),)
         return self._found[0]
 
 
@@ -211,13 +217,17 @@ _recent_lock = threading.Lock()
 class Factored:
     """A computation that gives two factors from the changes of one parameter.
 
-    It holds them as long as there is room for those that were used last, and itself.
+    It holds them while they, and all factors used since, take no more than `_KEPT` bytes.
 
     Args:
-        inputs: the changes that they are computed from.
-        key: what the function does, with its parameters.
-        shapes: of the left and the right factor, known beforehand.
-        function: gives both, in fp32.
+        inputs (`tuple` of tuples of `Term`):
+            The changes that they are computed from.
+        key (`str`):
+            What the function does, with its parameters.
+        shapes (`tuple` of two shapes):
+            Those of the left and the right factor, known beforehand.
+        function (`Callable`):
+            Gives both, in fp32.
     """
 
     inputs: tuple[Terms, ...]
@@ -230,11 +240,11 @@ class Factored:
     def compute(self) -> tuple[torch.Tensor, ...]:
         """Both factors, computed unless they are still held."""
         with self._lock:
-            held = self._held[:]  # another thread may take it away
+            held = self._held[:]  # another thread may free it
             result = held[0] if held else tuple(factor.float().contiguous() for factor in self.function())
             assert tuple(tuple(factor.shape) for factor in result) == self.shapes
             self._held[:] = [result]
-        _make_room_beside(self)
+        _drop_oldest_but(self)
         return result
 
     @property
@@ -248,14 +258,14 @@ class Factored:
         return Factor(self, 0), Factor(self, 1)
 
 
-def _make_room_beside(used: Factored) -> None:
-    """Let go of the factors that were not used for the longest time, if there are too many."""
+def _drop_oldest_but(used: Factored) -> None:
+    """Free the factors that were not used for the longest time, if all together take more than `_KEPT` bytes."""
     with _recent_lock:
         others = [each for ref in reversed(_recent) if (each := ref()) is not None and each is not used]
-        room, kept = _KEPT - used.nbytes, [used]
+        left, kept = _KEPT - used.nbytes, [used]
         for each in others:
-            room -= each.nbytes
-            if room >= 0:
+            left -= each.nbytes
+            if left >= 0:
                 kept.append(each)
             else:
                 each._held.clear()

@@ -365,13 +365,22 @@ class LinearExpression(Mapping[str, ParameterChange]):
         return sum(source.nbytes for source in self.sources)
 
     def dense(self, name: str, dtype: torch.dtype | str = torch.float32) -> torch.Tensor:
-        """A parameter's change as one tensor, rounded once."""
+        """A parameter's change as one tensor.
+
+        Args:
+            name (`str`): The parameter.
+            dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`): Each element is rounded to it once.
+        """
         return self[name].dense(dtype)
 
     # Measures, from the factors.
 
     def norm(self, name: str | None = None) -> float:
-        """The Frobenius norm of the whole vector, or of one parameter's change."""
+        """The Frobenius norm.
+
+        Args:
+            name (`str`, *optional*): The parameter whose change is measured; by default the whole vector.
+        """
         if name is not None:
             return self[name].norm
         return math.sqrt(sum(value**2 for value in self.norms().values()))
@@ -381,7 +390,12 @@ class LinearExpression(Mapping[str, ParameterChange]):
         return {name: each.norm for name, each in self.items()}
 
     def dot(self, other: "LinearExpression", name: str | None = None) -> float:
-        """The inner product with another vector, in total or for one parameter."""
+        """The inner product with another vector.
+
+        Args:
+            other (`TaskVector`): A vector of models of the same shapes.
+            name (`str`, *optional*): The parameter whose changes are multiplied; by default the whole vectors.
+        """
         if name is not None:
             return self._dot(other, name)
         return math.fsum(self.dots(other).values())
@@ -398,7 +412,15 @@ class LinearExpression(Mapping[str, ParameterChange]):
         return measures.dot(name, self[name].terms, other[name].terms)
 
     def cosine(self, other: "LinearExpression", name: str | None = None) -> float:
-        """The cosine with another vector, in total or for one parameter. Raises for a vector of norm 0."""
+        """The cosine with another vector, from −1 to 1.
+
+        Args:
+            other (`TaskVector`): A vector of models of the same shapes.
+            name (`str`, *optional*): The parameter whose changes are compared; by default the whole vectors.
+
+        Raises:
+            `BadValueError`: If one side has norm 0.
+        """
         return _cosine(self.dot(other, name), self.norm(name), other.norm(name), name or "the vector")
 
     def cosines(self, other: "LinearExpression") -> dict[str, float]:

@@ -54,7 +54,7 @@ class ModelRecord:
 
     @property
     def hub_id(self) -> str | None:
-        """The model's id on the Hub; none for a folder or a live model, whose name leads nowhere."""
+        """The model's id on the Hub; none for a folder or a live model, whose name is no address."""
         is_id = self.revision is not None or HUB_ID.fullmatch(self.name)
         return self.name if is_id else None
 

@@ -7,7 +7,7 @@ from hf_taskvec.errors import BadValueError
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-# The bits of an fp64 number that fp32 has no room for.
+# The last bits of an fp64 number, which fp32 does not have.
 _BELOW_SINGLE = (1 << 29) - 1
 
 
@@ -18,8 +18,8 @@ def round_once(
 
     torch converts fp64 to 16-bit types by way of fp32, which rounds twice: 1 + 2**-8 + 2**-40 becomes 1 in bf16
     instead of 1 + 2**-7. So the bits below fp32's last one are first folded into that one (rounding to odd, Boldo and
-    Melquiond 2008): the step to fp32 is then exact, and the step to 16 bits still sees on which side of a half-way
-    point the number lies.
+    Melquiond 2008): the step to fp32 is then exact, and the step to 16 bits still depends on which side of a
+    half-way point the number lies.
 
     >>> import torch
     >>> round_once(torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64), torch.bfloat16).item()

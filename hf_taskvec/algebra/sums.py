@@ -111,7 +111,7 @@ class Sum:
 
     @property
     def is_short(self) -> bool:
-        """Whether all there is are at most two stored tensors of 16 bits: their difference has room in fp32."""
+        """Whether the sum is of at most two stored 16-bit tensors, whose difference fp32 holds."""
         if self._scaled or self._low_rank or self._others or len(self._folded) > 2:
             return False
         return all(source.dtype in (torch.bfloat16, torch.float16) for _, source in self._folded)
@@ -169,7 +169,7 @@ class Sum:
                 return out
         if self._is_one_addition(dtype) and self._add_change(out, start, stop).sum().isfinite():
             return out
-        # fp64 also has room for what overflows on the way, and finds out what is wrong.
+        # fp64 also holds intermediate values that overflow fp32, and shows which parameter is not finite.
         return round_once(
             self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float64, self.device), start, stop), dtype, name, out
         )

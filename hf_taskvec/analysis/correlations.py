@@ -19,7 +19,7 @@ from hf_taskvec.analysis.argument_checks import check_batch_size
 from hf_taskvec.analysis.cosines import cosine_matrix, places_of
 from hf_taskvec.analysis.edited_models import FineTuned, applied_model, model_of, vocabulary_size
 from hf_taskvec.analysis.pooled_logits import Pooling, SamplePooling, pooled_logits
-from hf_taskvec.analysis.token_rows import Data, Rows, check_rows, token_rows
+from hf_taskvec.analysis.token_rows import Data, TokenRows, check_rows, token_rows
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.figures import Plottable
 from hf_taskvec.progress import progress_bar
@@ -86,7 +86,15 @@ class CorrelationMatrix(Plottable):
         return self.values[one][other]
 
     def figure(self) -> "Figure":
-        """A heat map of the correlations."""
+        """A heat map of the correlations.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import heat_map_figure
 
         return heat_map_figure(self.names, self.values, f"Task correlation α̂ ({self.method})")
@@ -265,7 +273,7 @@ def correlation_proxy(
     return CorrelationMatrix(found.names, found.total, "proxy: the vectors' cosine")
 
 
-def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, Rows], pool: SamplePooling) -> None:
+def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, TokenRows], pool: SamplePooling) -> None:
     if pool.how not in get_args(Pooling):
         raise BadValueError(f"pooling={pool.how!r} is not one of {', '.join(get_args(Pooling))}.")
     if pool.positions < 1:
@@ -275,8 +283,8 @@ def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, Rows], pool: Sa
     if len(set(sizes.values())) > 1:
         described = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise MismatchError(
-            f"the models have vocabularies of different sizes ({described}), so their outputs cannot be compared. Give "
-            "fine-tunes of one base."
+            f"the models have vocabularies of different sizes ({described}), so their outputs cannot be compared. "
+            "Give fine-tunes of one base."
         )
     for name, each in rows.items():
         if sum(pool.count(row) for row in each) < 2:
@@ -287,7 +295,7 @@ def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, Rows], pool: Sa
             check_rows(each, model_of(subject), f"the data of {name}")
 
 
-def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: SamplePooling) -> list[slice]:
+def _chunks(rows: TokenRows, vocabulary: int, subjects: int, pool: SamplePooling) -> list[slice]:
     """Runs of rows whose outputs, of all models, may be held at once; a vector is applied and removed once for each."""
     most = max(1, _HELD_BYTES // (_HELD_EACH * vocabulary * subjects))
     found, start, held = [], 0, 0
@@ -299,7 +307,7 @@ def _chunks(rows: Rows, vocabulary: int, subjects: int, pool: SamplePooling) -> 
     return [*found, slice(start, len(rows))]
 
 
-def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, FineTuned], pool: SamplePooling) -> int:
+def _steps(rows: Mapping[str, TokenRows], subjects: Mapping[str, FineTuned], pool: SamplePooling) -> int:
     vocabulary = vocabulary_size(model_of(next(iter(subjects.values()))))
     total = 0
     for each in rows.values():
@@ -309,7 +317,7 @@ def _steps(rows: Mapping[str, Rows], subjects: Mapping[str, FineTuned], pool: Sa
 
 
 def _cosines(
-    subjects: Sequence[FineTuned], rows: Rows, pairs: Sequence[tuple[int, int]], pool: SamplePooling, bar: Any
+    subjects: Sequence[FineTuned], rows: TokenRows, pairs: Sequence[tuple[int, int]], pool: SamplePooling, bar: Any
 ) -> list[float]:
     """For each pair of models the mean cosine of their centred outputs over the rows."""
     vocabulary = vocabulary_size(model_of(subjects[0]))
@@ -347,7 +355,7 @@ def _normed(output: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     # One text in two places of a batch may give outputs that differ in fp32's last digits.
     if not bool((norms > 1e-6 * whole).all()):
         raise BadValueError(
-            "a model gives the same output for every row, so there is no direction to compare. Is all the data the "
-            "same text?"
+            "a model gives the same output for every row, so there is no direction to compare. "
+            "Is all the data the same text?"
         )
     return centred.div_(norms)

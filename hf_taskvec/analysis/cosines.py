@@ -218,13 +218,11 @@ def check_alike(named: Mapping[str, TaskVector]) -> None:
             if one.shape(parameter) != other.shape(parameter):
                 raise MismatchError(
                     f"{parameter}: {first} has shape {list(one.shape(parameter))}, {name} "
-                    f"{list(other.shape(parameter))}. Vectors of "
-                    "models of different sizes cannot be compared."
+                    f"{list(other.shape(parameter))}. Vectors of models of different sizes cannot be compared."
                 )
         kinds = [vector.provenance.architectures for vector in (one, other)]
         if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
             raise MismatchError(
                 f"{first} belongs to {', '.join(sorted(kinds[0]))}, {name} to {', '.join(sorted(kinds[1]))}: vectors "
-                "of different "
-                "architectures cannot be compared."
+                "of different architectures cannot be compared."
             )

@@ -130,7 +130,15 @@ class GradientAlignment(Plottable):
     vector_with_gradient: tuple[float, ...] | None
 
     def figure(self) -> "Figure":
-        """Shares and cosines by epoch."""
+        """Shares and cosines by epoch.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import alignment_figure
 
         return alignment_figure(self)
@@ -228,7 +236,6 @@ def _check_directions(norms: list[float], count: int) -> None:
     if first < len(norms) - 1:
         raise BadValueError(
             f"after epoch {first - count + 2} the weights are those of the base again, so the vector has no direction "
-            "to compare "
-            "with the gradient. Leave out the gradient, or that epoch and the later ones."
+            "to compare with the gradient. Leave out the gradient, or that epoch and the later ones."
         )
     raise BadValueError("the gradient is zero, so it has no direction. Give one that TaskVector.from_gradient made.")

@@ -18,7 +18,7 @@ from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, c
 from hf_taskvec.analysis.cosines import cosine_matrix
 from hf_taskvec.analysis.edited_models import evaluation_mode
 from hf_taskvec.analysis.token_batches import mean_loss
-from hf_taskvec.analysis.token_rows import Data, Rows, check_predictable, check_rows, is_columns, token_rows
+from hf_taskvec.analysis.token_rows import Data, TokenRows, check_predictable, check_rows, is_columns, token_rows
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.figures import Plottable
 from hf_taskvec.models.live_model import live_checkpoint
@@ -52,7 +52,15 @@ class Landscape(Plottable):
     points: Mapping[str, tuple[float, float]]
 
     def figure(self) -> "Figure":
-        """Contours, a panel for each data set."""
+        """Contours, a panel for each data set.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import landscape_figure
 
         return landscape_figure(self)
@@ -181,8 +189,7 @@ def _check_finite(losses: Mapping[str, float], scales: tuple[float, float], name
             edit = " + ".join(f"{scale:.3g}·{vector}" for scale, vector in zip(scales, names, strict=True))
             raise BadValueError(
                 f"the loss on {name} is {loss} at θ_0 + {edit}: the model overflows there, or its weights are broken. "
-                "Use a smaller "
-                "margin=, smaller vectors, or a model in a wider dtype."
+                "Use a smaller margin=, smaller vectors, or a model in a wider dtype."
             )
 
 
@@ -196,7 +203,7 @@ def _key(
     model: torch.nn.Module,
     a: TaskVector,
     b: TaskVector,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, TokenRows],
     x: tuple[float, ...],
     y: tuple[float, ...],
 ) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from hf_taskvec.analysis.token_batches import Batch, batches
-from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.models.layout import is_peft_model
 
@@ -46,7 +46,7 @@ def hidden_states(output: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def layer_features(model: Any, rows: Rows, feature: Feature, batch_size: int, bar: Any) -> torch.Tensor:
+def layer_features(model: Any, rows: TokenRows, feature: Feature, batch_size: int, bar: Any) -> torch.Tensor:
     """Pooled features of every layer: (rows, layers, size), in fp32. Nothing else of a forward pass is kept."""
     found: list[torch.Tensor] = []
     for batch in batches(rows, batch_size):

@@ -99,7 +99,15 @@ class Linearity(Plottable):
         ]
 
     def figure(self) -> "Figure":
-        """1 − cosine beside the baseline, and the coefficient, with quartiles, layer by layer."""
+        """1 − cosine beside the baseline, and the coefficient, with quartiles, layer by layer.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import linearity_figure
 
         return linearity_figure(self)
@@ -222,8 +230,7 @@ def _check_features(features: torch.Tensor, vector: TaskVector) -> None:
         edited = f"θ_0 + {vector.expression}" if len(vector) else "θ_0"
         raise BadValueError(
             f"{edited}: features are NaN, infinite or zero, so they point nowhere. The model overflows there, or its "
-            "weights are "
-            "broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
+            "weights are broken: use a smaller scale=, smaller vectors, or a model in a wider dtype."
         )
 
 

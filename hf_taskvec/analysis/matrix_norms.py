@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hf_taskvec.algebra.rounding import not_finite
-from hf_taskvec.analysis.matrix_parts import TILE, MatrixPart, are_factors_smaller, shape_of, tiles_of_parts
+from hf_taskvec.analysis.matrix_parts import MATRIX_TILE, MatrixPart, are_factors_smaller, shape_of, tiles_of_parts
 from hf_taskvec.analysis.spectral_norm import find_largest_singular_value, largest_singular_value_of_small, norm_in_fp64
 
 _SMALL = 320  # the shorter side of a matrix of which all singular values are calculated
@@ -68,12 +68,12 @@ def norms_of(parts: Sequence[MatrixPart], tolerance: float, buffer: MatrixBuffer
     unit = 1.0 if 1e-6 < frobenius < 1e6 else min(max(frobenius, 1e-37), 1e37)
     if whole is not None and unit != 1.0:
         whole /= unit
-    pieces = () if whole is None else whole.split(max(1, TILE // columns))
+    pieces = () if whole is None else whole.split(max(1, MATRIX_TILE // columns))
 
     def tiles() -> Iterable[torch.Tensor]:
         return pieces or (tile.float() / unit for tile in tiles_of_parts(parts))
 
-    if whole is not None and min(rows, columns) <= _SMALL and whole.numel() <= TILE:
+    if whole is not None and min(rows, columns) <= _SMALL and whole.numel() <= MATRIX_TILE:
         largest = largest_singular_value_of_small(whole)
     else:
         largest = find_largest_singular_value(tiles, columns, tolerance)

@@ -15,7 +15,7 @@ from hf_taskvec.algebra.measures import tiles_of
 from hf_taskvec.algebra.sums import Term
 
 #: Elements of a tile: one product with it and its return stay in the cache.
-TILE = 1 << 19
+MATRIX_TILE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class MatrixPart:
         match self.terms:
             case (Term(1.0, Dense((source,))),):
                 start = 0
-                for rows in source.read().split(max(1, TILE // max(1, source.shape[1]))):
+                for rows in source.read().split(max(1, MATRIX_TILE // max(1, source.shape[1]))):
                     yield start, start + len(rows), rows
                     start += len(rows)
             case _:

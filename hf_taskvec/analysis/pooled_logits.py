@@ -8,7 +8,7 @@ import torch
 
 from hf_taskvec.analysis.edited_models import accepts_logits_to_keep, vocabulary_size
 from hf_taskvec.analysis.token_batches import Batch, batches, make_batch
-from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
 
 #: One sample for each row: the logits after its last token (`last`) or their mean over its tokens (`mean`); or one for
@@ -42,7 +42,7 @@ class SamplePooling:
         return torch.randperm(length, generator=generator)[: self.positions].sort().values
 
 
-def pooled_logits(model: Any, rows: Rows, first: int, pool: SamplePooling, bar: Any) -> torch.Tensor:
+def pooled_logits(model: Any, rows: TokenRows, first: int, pool: SamplePooling, bar: Any) -> torch.Tensor:
     """The pooled logits of some rows, one line for each sample, in fp32."""
     vocabulary = vocabulary_size(model)
     skips = accepts_logits_to_keep(model)

@@ -75,7 +75,16 @@ class StableRanks(Plottable):
     what: str
 
     def of_kind(self, kind: Kind) -> list[MatrixRank]:
-        """The matrices of one kind, such as `"MLP-1"`, in all layers."""
+        """The matrices of one kind in all layers.
+
+        Args:
+            kind (`str`):
+                The kind, such as `"MLP-1"`; one of `matrix_kinds.KINDS`.
+
+        Returns:
+            `list[MatrixRank]`: The measures of each such matrix; empty if there is none.
+
+        """
         return [matrix for matrix in self.matrices if matrix.kind == kind]
 
     @property
@@ -109,7 +118,15 @@ class StableRanks(Plottable):
         return len(found) / sum(1 / rank for rank in found)
 
     def figure(self) -> "Figure":
-        """Stable ranks and Frobenius norms by layer, a line for each kind."""
+        """Stable ranks and Frobenius norms by layer, a line for each kind.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+
+        """
         from hf_taskvec.analysis.result_figures import ranks_figure
 
         return ranks_figure(self)
@@ -173,8 +190,7 @@ def stable_ranks(
     if not found:
         raise BadValueError(
             f"{what} has no attention or MLP matrix that is known by its name. Known are those of Phi, Phi-3, GPT-2, "
-            "GPT-Neo, GPT-J, "
-            "GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
+            "GPT-Neo, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Qwen3, Gemma-3 and their mixtures of experts."
         )
     stacks = _stacks(found, terms, conv1d, config)
     ordered = sorted(stacks.items(), key=lambda each: _order(each[0]))

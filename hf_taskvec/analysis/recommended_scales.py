@@ -1,7 +1,7 @@
 """Which λ the theory recommends: Theorems 1 to 3 of Li et al. (2025), as `scale_theorems` has them.
 
-Theorems 1 and 2 speak of `θ_0 + τ_1 + λ τ_2`: a model that knows task 1 and nothing of task 2. A sweep that forgets
-speaks of `θ_0' + λ τ` where `θ_0'` was trained on both, and so holds about one τ already: λ_sweep ≈ λ_theorem − 1.
+Theorems 1 and 2 are about `θ_0 + τ_1 + λ τ_2`: a model that knows task 1 and nothing of task 2. A sweep that forgets
+is about `θ_0' + λ τ` where `θ_0'` was trained on both, and so holds about one τ already: λ_sweep ≈ λ_theorem − 1.
 `ScaleRegion` is in the theorems' terms and `in_sweep` translates it. Untranslated, case (C) of Theorem 2 would have us
 *add* the task that is to be forgotten.
 """

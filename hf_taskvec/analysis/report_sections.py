@@ -23,7 +23,7 @@ from hf_taskvec.analysis.pooled_logits import Pooling
 from hf_taskvec.analysis.ranks import MatrixRank, StableRanks, effective_ranks, large_rows, stable_ranks
 from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, recommend_scales
 from hf_taskvec.analysis.scale_theorems import ScaleRegion
-from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.matrix_kinds import Kind, place_of
 
@@ -59,9 +59,8 @@ def write_ranks(report: MarkdownReport, base: str | Path, vectors: NamedVectors,
     """Stable ranks of the base and of each vector, effective ranks of low-rank ones, and large rows."""
     report.begin_section(
         "Stable ranks",
-        "‖W‖_F / ‖W‖₂: 1 for a matrix of rank 1. The harmonic mean is over O, QKV and both matrices of the MLP in all "
-        "layers. Large "
-        "rows are the MLP's neurons whose change is at least a tenth of the largest one's.",
+        "‖W‖_F / ‖W‖₂: 1 for a matrix of rank 1. The harmonic mean is over O, QKV and both matrices of the MLP in "
+        "all layers. Large rows are the MLP's neurons whose change is at least a tenth of the largest one's.",
     )
     found: dict[str, StableRanks] = {BASE: stable_ranks(base)}
     for name, vector in vectors.items():
@@ -81,9 +80,8 @@ def write_ranks(report: MarkdownReport, base: str | Path, vectors: NamedVectors,
         if needed:
             report.add_text(
                 f"{name}: its factors have rank {max(vector.rank(each) for each in vector)} or less; 90 % of the "
-                "squared norm of a "
-                f"matrix are in {sum(needed) / len(needed):.1f} singular values on average ({min(needed)} to "
-                f"{max(needed)})."
+                f"squared norm of a matrix are in {sum(needed) / len(needed):.1f} singular values on average "
+                f"({min(needed)} to {max(needed)})."
             )
     for name, each in found.items():
         report.add_figure(f"ranks_{label_for(name)}", each.figure, f"ranks and norms of {name} by layer")
@@ -116,9 +114,8 @@ def write_epochs(report: MarkdownReport, steps: Sequence[TaskVector], gradient: 
     """How the epochs of one fine-tune point."""
     report.begin_section(
         "Epoch by epoch",
-        "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has the "
-        "largest share, "
-        "and the next ones keep a cosine above 0.8 with it).",
+        "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has "
+        "the largest share, and the next ones keep a cosine above 0.8 with it).",
     )
     try:
         alignment = gradient_alignment(steps, gradient)
@@ -143,7 +140,7 @@ class BaseAndTexts:
     """The live base, and rows of tokens of a text for each vector, by the vectors' names."""
 
     model: Any
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, TokenRows]
     batch_size: int = 8
 
 
@@ -168,9 +165,8 @@ def write_correlations(
     report.begin_section(
         "λ from theory",
         "What Theorems 1 and 2 promise. *Add*: λ of θ₀ + τ(first) + λ·τ(second). *Forget*: λ of a model that was "
-        "trained on both, from "
-        "which λ·τ(second) is taken away to forget the second and keep the first. The theorems hide constants: start "
-        "here, then sweep.",
+        "trained on both, from which λ·τ(second) is taken away to forget the second and keep the first. The theorems "
+        "hide constants: start here, then sweep.",
     )
     rows = []
     for keep, change in permutations(vectors, 2):
@@ -193,10 +189,9 @@ def _write_transfers(report: MarkdownReport, names: list[str], found: Correlatio
     report.begin_section(
         "Transfer",
         "What Theorem 3 says if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them "
-        "and the task, and "
-        f"with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in practice. The theorem is "
-        "about tasks that are "
-        "irrelevant to each other: where the others are not, it promises nothing, and the λ are a place to start.",
+        f"and the task, and with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in "
+        "practice. The theorem is about tasks that are irrelevant to each other: where the others are not, it "
+        "promises nothing, and the λ are a place to start.",
     )
     rows = []
     for target in names:
@@ -250,8 +245,7 @@ def write_gradients(report: MarkdownReport, vectors: NamedVectors, texts: BaseAn
     report.begin_section(
         "Gradients",
         "The cosine of each vector with the negative gradient of the loss at the base, on its own text and on the "
-        "others'. After one "
-        "epoch of gradient descent on the same text it would be 1.",
+        "others'. After one epoch of gradient descent on the same text it would be 1.",
     )
     steps = {
         name: TaskVector.from_gradient(texts.model, rows, 1.0, name=name, batch_size=texts.batch_size)
@@ -285,7 +279,7 @@ def write_landscape(report: MarkdownReport, vectors: NamedVectors, texts: BaseAn
         report.add_figure("landscape", found.figure, "loss on the plane through two fine-tunes")
 
 
-def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> Rows:
+def read_rows(file: Path, tokenizer: Any, length: int, most: int) -> TokenRows:
     """The start of a text, in rows of tokens of equal length."""
     text = file.read_text(encoding="utf-8", errors="replace")
     # No token is longer than 20 letters on average.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Whether a theorem promises success: easily, with care, or not at all.
-Verdict = Literal["works", "hard", "impossible"]
+TheoremVerdict = Literal["works", "hard", "impossible"]
 # Correlations closer than this are one and the same: nobody measures them so well, and the sums would overflow.
 _NOTHING = 1e-6
 
@@ -50,7 +50,7 @@ class ScaleRegion:
     """
 
     goal: Literal["add", "forget"]
-    verdict: Verdict
+    verdict: TheoremVerdict
     why: str
     low: float | None = None
     high: float | None = None
@@ -76,8 +76,7 @@ class ScaleRegion:
             return f"{self.goal}: {self.verdict}. {self.why}"
         return (
             f"{self.goal}: {self.verdict} for {self.low:.4g} ≤ λ ≤ {self.high:.4g} of {model}, first λ = "
-            f"{self.scale:.4g}. "
-            f"{self.why}"
+            f"{self.scale:.4g}. {self.why}"
         )
 
 
@@ -112,7 +111,7 @@ class TransferScales(Plottable):
 
     gammas: tuple[float, ...]
     scales: tuple[float, ...]
-    verdict: Verdict
+    verdict: TheoremVerdict
     why: str
     margin: float
     c: float
@@ -200,8 +199,8 @@ def region_to_add(alpha: float, beta: float, c: float, irrelevant: float) -> Sca
     low = 1.0 - seen + beta
     if alpha > irrelevant:
         why = (
-            f"The tasks are aligned (α = {alpha:.3g}): the vector of the one brings part of the other, so less of it "
-            "is enough."
+            f"The tasks are aligned (α = {alpha:.3g}): the vector of the one brings part of the "
+            "other, so less of it is enough."
         )
     else:
         why = f"The tasks are about irrelevant to each other (α = {alpha:.3g}): each vector acts on its own task alone."
@@ -219,14 +218,13 @@ def region_to_forget(alpha: float, beta: float, c: float, irrelevant: float, gap
     if abs(alpha) <= irrelevant:  # (A)
         why = (
             f"The tasks are about irrelevant to each other (α = {alpha:.3g}): taking the vector away, once or more, "
-            "leaves the "
-            "other task alone."
+            "leaves the other task alone."
         )
         return ScaleRegion("forget", "works", why, -c / beta, 0.0, 0.0)
     if alpha < 0:  # (B)
         why = (
-            f"The tasks contradict each other (α = {alpha:.3g}): taking away more than the task itself even helps the "
-            "other one."
+            f"The tasks contradict each other (α = {alpha:.3g}): taking away more than the task "
+            "itself even helps the other one."
         )
         high = beta * alpha
         low = -1 / max(alpha**2, beta / c)  # −α⁻², or −c/β where that is nearer: then (B) goes on where (A) ends
@@ -236,8 +234,7 @@ def region_to_forget(alpha: float, beta: float, c: float, irrelevant: float, gap
         return ScaleRegion("forget", "impossible", why)
     why = (
         f"The tasks are aligned (α = {alpha:.3g}): the vector of the one holds much of the other, so λ must stay "
-        "within "
-        "(1 − α)/2 of removing the task once."
+        "within (1 − α)/2 of removing the task once."
     )
     return ScaleRegion("forget", "hard", why, 0.0, (1.0 - alpha) / 2, 0.0)  # (C), with c < 1 − α
 
@@ -246,8 +243,7 @@ def without_promise(transfer: TransferScales, related: float) -> TransferScales:
     """The same scales where the tasks are correlated with each other, of which Theorem 3 says nothing."""
     why = (
         f"{transfer.why} But two of the tasks are correlated (|α| = {related:.3g}), and Theorem 3 is about tasks that "
-        "are "
-        "irrelevant to each other: it promises nothing here, and its λ are a place to start."
+        "are irrelevant to each other: it promises nothing here, and its λ are a place to start."
     )
     return replace(transfer, verdict="hard" if transfer.verdict == "works" else transfer.verdict, why=why)
 
@@ -263,15 +259,14 @@ def scales_to_transfer(gammas: tuple[float, ...], beta: float, c: float, margin:
     others = [g for g in gammas if g]
     if not others:
         raise BadValueError(
-            "no γ is different from 0: the new task has nothing in common with any of the tasks, so no combination of "
-            "their "
-            "vectors reaches it (Theorem 3, condition A)."
+            "no γ is different from 0: the new task has nothing in common with any of the tasks, so no combination "
+            "of their vectors reaches it (Theorem 3, condition A)."
         )
     if max(others) < 0 and max(others) - min(others) <= _NOTHING:
         raise BadValueError(
-            f"every γ that is not 0 equals {others[0]:g}: the new task contradicts all tasks alike, and no λ meets "
-            "both sums of "
-            "Theorem 3 (one asks for negative λ, the other for positive). Add a task that is aligned with the new one."
+            f"every γ that is not 0 equals {others[0]:g}: the new task contradicts all tasks "
+            "alike, and no λ meets both sums of Theorem 3 (one asks for negative λ, the other "
+            "for positive). Add a task that is aligned with the new one."
         )
     second = math.sqrt(math.fsum(g**2 for g in gammas))
     fourth = math.sqrt(math.fsum(g**4 for g in gammas))

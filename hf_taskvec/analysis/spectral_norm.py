@@ -17,7 +17,7 @@ _PATIENCE, _QUIET, _SLOW = 14, 3, 30
 _NOISE = 1e-6  # a direction that is shorter, beside what it was taken from, is all rounding
 
 #: Gives all tiles of a matrix, one after the other, each with all columns.
-Tiles = Callable[[], Iterable[torch.Tensor]]
+MatrixTiles = Callable[[], Iterable[torch.Tensor]]
 
 
 def norm_in_fp64(tensor: torch.Tensor) -> float:
@@ -32,7 +32,7 @@ def largest_singular_value_of_small(matrix: torch.Tensor) -> float:
     return torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
 
 
-def find_largest_singular_value(tiles: Tiles, size: int, tolerance: float) -> float:
+def find_largest_singular_value(tiles: MatrixTiles, size: int, tolerance: float) -> float:
     """The largest singular value, in a growing Krylov space, until it settles or hardly grows.
 
     Vectors are rows here: products of a tile with a row are faster than with a column, and than with several.
@@ -104,7 +104,7 @@ def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return grown
 
 
-def _both_products(tiles: Tiles, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _both_products(tiles: MatrixTiles, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`x A'` and `x A' A`, each tile of A read once."""
     images, back = [], torch.zeros_like(vector)
     for tile in tiles():

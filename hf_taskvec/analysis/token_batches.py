@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_taskvec.analysis.token_rows import Rows
+from hf_taskvec.analysis.token_rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Batch:
         return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device)}
 
 
-def make_batch(rows: Rows, first: int = 0) -> Batch:
+def make_batch(rows: TokenRows, first: int = 0) -> Batch:
     """Some rows as one batch; `first` is the number of the first of them."""
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
@@ -43,7 +43,7 @@ def make_batch(rows: Rows, first: int = 0) -> Batch:
     return Batch(first, lengths, ids, mask)
 
 
-def batches(rows: Rows, batch_size: int, first: int = 0) -> Iterator[Batch]:
+def batches(rows: TokenRows, batch_size: int, first: int = 0) -> Iterator[Batch]:
     """All rows in batches, in their order; `first` is the number of the first row."""
     for start in range(0, len(rows), batch_size):
         yield make_batch(rows[start : start + batch_size], first + start)
@@ -58,7 +58,7 @@ def summed_loss(model: Any, batch: Batch) -> tuple[torch.Tensor, int]:
     return loss, int((labels != -100).sum())
 
 
-def mean_loss(model: Any, rows: Rows, batch_size: int) -> float:
+def mean_loss(model: Any, rows: TokenRows, batch_size: int) -> float:
     """The mean cross-entropy of a model's next tokens over all rows, in nats."""
     total, count = 0.0, 0
     for batch in batches(rows, batch_size):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 #: What the analysis takes as text: a `datasets.Dataset` with `input_ids`, token-id sequences, or texts.
 Data: TypeAlias = "Dataset | Iterable[Sequence[int]] | Iterable[str] | torch.Tensor"
 #: Token ids, row by row.
-Rows = list[list[int]]
+TokenRows = list[list[int]]
 
 
-def token_rows(data: Data, tokenizer: Any = None, max_length: int | None = None, what: str = "the data") -> Rows:
+def token_rows(data: Data, tokenizer: Any = None, max_length: int | None = None, what: str = "the data") -> TokenRows:
     """Token ids, row by row, of a data set with `input_ids`, of token sequences, or of texts and their tokenizer.
 
     Padding that an `attention_mask` marks is left out. Rows are cut to `max_length`. What a tokenizer gives for several
@@ -75,9 +75,8 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
     if isinstance(item, Mapping):
         if "input_ids" not in item:
             raise BadValueError(
-                f"{what} has the columns {', '.join(map(str, item))}, but no input_ids. Tokenize it first, or give "
-                "texts "
-                "and tokenizer=."
+                f"{what} has the columns {', '.join(map(str, item))}, but no input_ids. Tokenize it "
+                "first, or give texts and tokenizer=."
             )
         item, mask = item["input_ids"], item.get("attention_mask")
     if isinstance(item, str):
@@ -94,7 +93,7 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
     return [int(token) for token in ids]
 
 
-def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:
+def check_rows(rows: TokenRows, model: Any, what: str = "the data") -> None:
     """Refuse rows that the model cannot read: longer than its context, or with tokens that it does not have."""
     vocabulary = vocabulary_size(model)
     wrong = next((token for row in rows for token in row if not 0 <= token < vocabulary), None)
@@ -108,13 +107,12 @@ def check_rows(rows: Rows, model: Any, what: str = "the data") -> None:
     longest = max(map(len, rows))
     if context is not None and longest > context:
         raise BadValueError(
-            f"{what} has a row of {longest} tokens, but the model reads {context}. Pass max_length={context}, or cut "
-            "it into "
-            "shorter rows."
+            f"{what} has a row of {longest} tokens, but the model reads {context}. Pass "
+            f"max_length={context}, or cut it into shorter rows."
         )
 
 
-def check_predictable(rows: Rows, what: str = "the data") -> None:
+def check_predictable(rows: TokenRows, what: str = "the data") -> None:
     """Refuse rows that hold no next token at all."""
     if all(len(row) < 2 for row in rows):
         raise BadValueError(f"{what} has rows of one token only, so there is no next token to predict.")

@@ -85,7 +85,7 @@ def _same(stored: Checkpoint, name: str, weight: LiveWeight) -> Source:
     """The stored original of a live weight, after making sure that it is just that."""
     if name not in stored.tensors or not torch.equal(stored.tensors[name].read(), weight.value().detach().cpu()):
         raise ChangedSourceError(
-            f"{name}: {stored.where} is not what the live model was loaded from. Leave out original=, and the edit "
-            "keeps a copy in memory."
+            f"{name}: {stored.where} is not what the live model was loaded from. Leave out "
+            "original=, and the edit keeps a copy in memory."
         )
     return stored.tensors[name]

@@ -149,8 +149,8 @@ def _check_space(final: Path, files: OutputFiles) -> None:
     free = shutil.disk_usage(place).free + held
     if free < needed:
         raise OutputError(
-            f"{final.name} needs {file_size(needed)}, and only {file_size(free)} are free there. Make room or choose "
-            "another folder."
+            f"{final.name} needs {file_size(needed)}, and only {file_size(free)} are free there. "
+            "Make room or choose another folder."
         )
 
 

@@ -135,9 +135,10 @@ def sweep(
         `MismatchError`: If the processes of a launch hold different weights, or the vector does not fit the model.
 
     Example:
-        books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]
-        report = sweep(model, vector, [0, -0.2, -0.4, -0.6, -0.8, -1], books, output="out/", reference=base)
-        report.choice.scale, report.choice.reason
+        >>> books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]  # doctest: +SKIP
+        >>> grid = [0, -0.2, -0.4, -0.6, -0.8, -1]
+        >>> report = sweep(model, vector, grid, books, output="out/", reference=base)  # doctest: +SKIP
+        >>> report.choice.scale, report.choice.reason  # doctest: +SKIP
 
     """
     from hf_taskvec.evaluation.asking.batched_asking import ask
@@ -274,7 +275,7 @@ def _check_books(books: Sequence[Book]) -> None:
 def _passages(books: Sequence[Book], protocol: protocols.Protocol, tokenizer: Any) -> tuple[tuple[Passage, ...], int]:
     """The passages of all books; under a leak-free protocol also free of leaks between the books."""
     found = tuple(passage for book in books for passage in find_passages(book, protocol, tokenizer))
-    if not protocol.leak_free or len(books) == 1:  # within a book, find_passages has seen to it
+    if not protocol.leak_free or len(books) == 1:  # within a book, find_passages has done it
         return found, 0
     return without_leaks(found, [book.training_text for book in books])
 

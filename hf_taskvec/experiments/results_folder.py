@@ -12,7 +12,7 @@ from hf_taskvec.errors import OutputError
 from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
 from hf_taskvec.models.checkpoint import read_json
 
-CONFIG = "config.json"  # the experiment's own; a model's is another file of that name
+SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
     *(REPORT_JSON, REPORT_MARKDOWN, "model", "adapter", "vector", "store"),
@@ -43,8 +43,8 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
         raise OutputError(f"{folder.name} is a file; the output needs a folder.")
     settings = json.loads(json.dumps(settings))  # as it will be read back
     others = _others(folder)
-    if (folder / CONFIG).exists() and others and not force:
-        before = read_json(folder / CONFIG)
+    if (folder / SETTINGS_FILE).exists() and others and not force:
+        before = read_json(folder / SETTINGS_FILE)
         other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if other:
             changes = ", ".join(f"{k}: {_short(before.get(k))} → {_short(settings.get(k))}" for k in other[:3])
@@ -52,7 +52,7 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
                 f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
                 "--output, or pass --force to replace them."
             )
-    elif others and not (folder / CONFIG).exists():
+    elif others and not (folder / SETTINGS_FILE).exists():
         raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty folder as --output.")
     ensure_writable(folder)
     state = processes()
@@ -60,7 +60,7 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
     if state.is_main_process:
         if force:
             _clear(folder)
-        atomic.write_text(folder / CONFIG, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+        atomic.write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     state.wait_for_everyone()
     return folder
 
@@ -68,7 +68,7 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
 def _others(folder: Path) -> list[Path]:
     """What a folder holds beside its config, but for files that a killed process was about to write."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in found if path.name != CONFIG and not atomic.is_partial(path)]
+    return [path for path in found if path.name != SETTINGS_FILE and not atomic.is_partial(path)]
 
 
 def _clear(folder: Path) -> None:

@@ -140,8 +140,8 @@ def _layer(adapter: Adapter, base: AdapterBase, module: str, parts: dict[str, So
     down, up = parts[a], parts[b]
     if len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
         raise CorruptFileError(
-            f"{adapter.name}: the factors of {module} have shapes {list(down.shape)} and {list(up.shape)}, which "
-            "cannot be multiplied."
+            f"{adapter.name}: the factors of {module} have shapes {list(down.shape)} and "
+            f"{list(up.shape)}, which cannot be multiplied."
         )
     name = _canonical(module, "weight", base.layout)
     transposed = is_embedding or _is_conv1d(adapter, base, name)

@@ -209,6 +209,6 @@ def _check_models(vectors: Sequence[TaskVector]) -> None:
                     other, expression = known.setdefault(value.rpartition(":")[0], (value, vector.expression))
                     if other != value:
                         raise MismatchError(
-                            f"{expression} and {vector.expression} come from models of different {what}s ({other}, "
-                            f"{value}). {consequence}"
+                            f"{expression} and {vector.expression} come from models of different {what}s "
+                            f"({other}, {value}). {consequence}"
                         )

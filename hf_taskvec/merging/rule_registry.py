@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter and what each vector changes in it: all that a rule gets to see.
+    """One parameter and what each vector changes in it: all that a rule is given.
 
     Args:
         name (`str`):
@@ -81,7 +81,16 @@ class Parameter:
         return layer_of(self.name)
 
     def sum(self, coefficients: Sequence[float] | None = None) -> list[Term]:
-        """The changes times their weights, or times other numbers, added up: exact, lazy, factors stay factors."""
+        """The changes times their weights, or times other numbers, added up: exact, lazy, factors stay factors.
+
+        Args:
+            coefficients (`Sequence[float]`, *optional*):
+                A number for each of `changes`; by default their weights.
+
+        Returns:
+            `list[Term]`: What a rule returns. Nothing is read.
+
+        """
         chosen = [change.weight for change in self.changes] if coefficients is None else coefficients
         pairs = zip(chosen, self.changes, strict=True)
         return [Term(c * term.weight, term.delta) for c, change in pairs for term in change.terms]

@@ -47,16 +47,16 @@ def tsv_rule(parameter: Parameter, rank: int | None = None) -> list[Term]:
         parameter (`Parameter`):
             The parameter, and what each vector changes in it.
         rank (`int`, *optional*):
-            How many singular triples each matrix keeps of each vector. By default the number that all vectors together
-            have room for, which is also the most: the smaller side divided by the number of vectors.
+            How many singular triples each matrix keeps of each vector. The default is also the most that
+            there can be: the smaller side divided by the number of vectors.
 
     """
     if rank is not None:
         Target(rank=rank)  # refuses what is no rank
     if len(parameter.shape) != 2:
         return parameter.sum([change.weight / parameter.vectors for change in parameter.changes])
-    room = max(1, min(parameter.shape) // parameter.vectors)
-    most = room if rank is None else min(rank, room)
+    largest = max(1, min(parameter.shape) // parameter.vectors)
+    most = largest if rank is None else min(rank, largest)
     ranks = [min(most, _rank(change.terms)) for change in parameter.changes]
 
     def factors() -> tuple[torch.Tensor, torch.Tensor]:

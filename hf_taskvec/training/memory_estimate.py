@@ -195,7 +195,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device, free: float | N
         return
     each = f" in each of {sharing} processes" if sharing > 1 else ""
     raise UnsupportedError(
-        f"too little memory: training needs about {estimate}{each}, and {memory_size(free)} are free on {device.type}. "
-        "Use method='lora', a smaller micro_batch_size, gradient_checkpointing=True, shorter blocks, or FSDP over "
-        "several devices."
+        f"too little memory: training needs about {estimate}{each}, and {memory_size(free)} are free on "
+        f"{device.type}. Use method='lora', a smaller micro_batch_size, gradient_checkpointing=True, shorter blocks, "
+        "or FSDP over several devices."
     )

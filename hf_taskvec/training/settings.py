@@ -24,7 +24,7 @@ class TrainingSettings:
             How often each block is seen.
         learning_rate (`float`, *optional*, defaults to 1e-4):
             The highest one, reached after the warm-up. The default suits LoRA and small models; a full fine-tune of a
-            model of a billion parameters wants about `1e-5`.
+            model of a billion parameters needs about `1e-5`.
         batch_size (`int`, *optional*, defaults to 8):
             Blocks in one step of the optimiser, over *all* processes.
         micro_batch_size (`int`, *optional*):

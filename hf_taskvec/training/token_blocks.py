@@ -99,7 +99,7 @@ def _matrix(blocks: "datasets.Dataset", column: str) -> torch.Tensor:
 
 
 def mixed_seed(*parts: int) -> int:
-    """One seed from several numbers, so that neighbours have nothing in common."""
+    """One seed from several numbers, so that seeds of close numbers are unrelated."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 

@@ -140,7 +140,7 @@ def whole_weights(model: torch.nn.Module, keep: bool) -> dict[str, torch.Tensor]
 
 
 def check_weights_finite(weights: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights that the very last step ruined: of all others, the next loss tells."""
+    """Refuse weights that are not finite after the last step; after any other step, the next loss shows it."""
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DivergedError(

@@ -108,7 +108,7 @@ def test_what_is_held_does_not_grow_with_the_models(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(correlations, "pooled_logits", watched(correlations.pooled_logits, len))
     monkeypatch.setattr(correlations, "_normed", watched(correlations._normed, len))
     correlation_matrix(models, dict(zip(models, data, strict=True)))
-    assert most_of_one[0] == samples  # so many rows at a time, and no fewer than there is room for
+    assert most_of_one[0] == samples  # so many rows at a time, and no fewer than memory allows
     assert max(peaks) <= budget
 
 

@@ -21,8 +21,8 @@ def test_norms_are_the_same_in_one_tile_or_many(
 ) -> None:
     """Held or made anew in each step, as stored or calculated; a flat spectrum is the hard case."""
     monkeypatch.setattr(matrix_norms, "_HELD_BYTES", held)
-    monkeypatch.setattr(matrix_parts, "TILE", 1 << 16)
-    monkeypatch.setattr(matrix_norms, "TILE", 1 << 16)
+    monkeypatch.setattr(matrix_parts, "MATRIX_TILE", 1 << 16)
+    monkeypatch.setattr(matrix_norms, "MATRIX_TILE", 1 << 16)
     torch.manual_seed(0)
     matrix = torch.randn(shape).to(dtype)
     assert tile_rows(shape) < shape[0] or shape[1] == 3

@@ -92,15 +92,15 @@ def test_other_scales_and_factors_are_rarely_off(tmp_path, dtype, most):
 
 
 @contextmanager
-def told_by_transformers(caplog):
-    """A block in which transformers tells its warnings, which other tests do not want to hear, to `caplog`."""
-    level, told = logging.get_verbosity(), logging.get_logger("transformers")
+def transformers_warnings(caplog):
+    """A block in which `caplog` records the warnings of transformers, which are switched off in other tests."""
+    level, logger = logging.get_verbosity(), logging.get_logger("transformers")
     logging.set_verbosity_warning()
-    told.addHandler(caplog.handler)
+    logger.addHandler(caplog.handler)
     try:
         yield
     finally:
-        told.removeHandler(caplog.handler)
+        logger.removeHandler(caplog.handler)
         logging.set_verbosity(level)
 
 
@@ -120,12 +120,12 @@ def test_the_folder_is_complete_and_loads_without_a_warning(models, tmp_path, ca
     tokenizer.save_pretrained(base)
     (base / "README.md").write_text("the base's card")
     out = pair.vector().apply(base, tmp_path / "out", scale=-0.5)
-    with warnings.catch_warnings(), told_by_transformers(caplog):
+    with warnings.catch_warnings(), transformers_warnings(caplog):
         warnings.simplefilter("error")
         model = AutoModelForCausalLM.from_pretrained(out)
         again = AutoTokenizer.from_pretrained(out)
     assert not caplog.records
-    with told_by_transformers(caplog):  # it would be heard
+    with transformers_warnings(caplog):  # a warning would be recorded
         AutoModelForCausalLM.from_pretrained(out, num_hidden_layers=3)
     assert "layers.2" in caplog.text
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, min_new_tokens=3).shape == (1, 6)
@@ -248,7 +248,7 @@ def test_two_processes_write_the_same_bytes_as_one(models, tmp_path):
     assert {p.name for p in (tmp_path / "one").iterdir()} == {p.name for p in (tmp_path / "two").iterdir()}
 
 
-# Killed, interrupted, out of room.
+# Killed, interrupted, out of disk space.
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hf_taskvec.errors import (
     OutputError,
 )
 from hf_taskvec.evaluation import UnlearningReport, compare_reports, load_book, protocols, sweep
-from hf_taskvec.evaluation.reporting.unlearning_report import VERSION
+from hf_taskvec.evaluation.reporting.unlearning_report import REPORT_VERSION
 from hf_taskvec.evaluation.scoring.statistics import Draws
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
@@ -181,7 +181,7 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert written == {"report.json", "report.md"} | pictures
     assert UnlearningReport.load(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_text())
-    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == VERSION
+    assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == REPORT_VERSION
     assert plain["protocol"]["hash"] == SHORT.hash
     assert not list(tmp_path.glob(".*"))
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
@@ -535,7 +535,7 @@ def test_a_damaged_report_is_named(report, tmp_path):
     path.write_text(text[:1000])
     with pytest.raises(CorruptFileError, match=r"report\.json is damaged"):
         UnlearningReport.load(path)
-    path.write_text(text.replace(f'"version": {VERSION},', '"version": 99,', 1))
+    path.write_text(text.replace(f'"version": {REPORT_VERSION},', '"version": 99,', 1))
     with pytest.raises(CorruptFileError, match="version 99"):
         UnlearningReport.load(path)
     with pytest.raises(MissingFileError, match="no report"):

@@ -222,7 +222,7 @@ def test_computed_factors_do_not_outlive_their_vector() -> None:
 
 
 def test_the_last_computed_factors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there is room for."""
+    """As many as `_KEPT` bytes hold."""
     made = []
     monkeypatch.setattr("hf_taskvec.merging.spectral_rules._orthonormal", lambda each: (made.append(1), each)[1])
     first, second = combine(some_adapters(), "tsv", rank=2), combine(some_adapters(), "tsv", rank=1)

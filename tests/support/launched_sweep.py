@@ -17,7 +17,7 @@ from hf_taskvec.evaluation import protocols, sweep
 
 
 class LittleMemory(LlamaForCausalLM):
-    """A model that has no room for more than so many rows, after so many batches."""
+    """A model that runs out of memory with more than so many rows, after so many batches."""
 
     most_rows, batches_before = 0, 0
 

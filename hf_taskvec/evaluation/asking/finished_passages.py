@@ -2,7 +2,7 @@
 
 A record is known by what made it: the model's fingerprint, the edit's, λ, the passage and the protocol with
 its decoding; never by a rank or a path. Each finished batch is one JSON file under the hash of its content,
-written beside and renamed: a killed process leaves a whole file or none, and two processes cannot spoil
+written beside and renamed: a killed process leaves a whole file or none, and two processes cannot damage
 each other's.
 """
 
@@ -18,14 +18,14 @@ from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.evaluation.texts.protocols import Protocol
 
-FORMAT = "hf_taskvec/evaluation-store"
-VERSION = 1
+STORE_FORMAT = "hf_taskvec/evaluation-store"
+STORE_VERSION = 1
 
 
 def record_key(model: str, edit: str, scale: float, passage: TokenizedPassage, protocol: Protocol) -> str:
     """The name of one passage at one λ: a hash of all that decides what the model answers."""
     parts = [
-        VERSION,
+        STORE_VERSION,
         model,
         edit,
         repr(float(scale) + 0.0),  # −0.0 and 0.0 are the same λ
@@ -82,7 +82,7 @@ class FinishedPassages:
         ]
         digest = _digest(body)
         target = self.folder / f"{digest[:32]}.json"
-        content = {"format": FORMAT, "version": VERSION, "sha256": digest, "records": body}
+        content = {"format": STORE_FORMAT, "version": STORE_VERSION, "sha256": digest, "records": body}
         try:
             text = json.dumps(content, ensure_ascii=False, allow_nan=False)
             atomic.write_text(target, text, shared=True)  # two processes may finish the same batch at the same moment
@@ -101,12 +101,12 @@ def _read(path: Path) -> dict[str, Continuation]:
     remedy = "Move it away: only its own passages will be generated again"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
+        if content["format"] != STORE_FORMAT:
             raise CorruptFileError(f"{path.name} is no file of an evaluation store. {remedy}")
-        if content["version"] != VERSION:
+        if content["version"] != STORE_VERSION:
             raise CorruptFileError(
                 f"{path.name} has version {content['version']} of the store, this hf_taskvec reads "
-                f"{VERSION}. Use the version that wrote it, or another folder"
+                f"{STORE_VERSION}. Use the version that wrote it, or another folder"
             )
         if _digest(content["records"]) != content["sha256"]:
             raise CorruptFileError(f"{path.name} in the store does not match its checksum. {remedy}")

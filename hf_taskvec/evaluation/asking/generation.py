@@ -223,11 +223,11 @@ class _Watch(LogitsProcessor):
 
 
 class _SampleByPassage(LogitsProcessor):
-    """Sampling that depends on the passage alone, not on its neighbours in the batch.
+    """Sampling that depends on the passage alone, not on the others of its batch.
 
     The largest of logits plus Gumbel noise is a sample of their softmax. Each row draws its noise from a
     generator seeded by its own passage, so greedy decoding of the result is sampling that any batch size,
-    process count or resumption repeats; and every λ sees the same noise, which pairs their outputs.
+    process count or resumption repeats; and every λ gets the same noise, which pairs their outputs.
     """
 
     def __init__(self, keys: Sequence[str], seed: int, temperature: float, top_p: float) -> None:

@@ -1,8 +1,8 @@
 """A key-value cache that is allocated once, for a whole batch's continuation.
 
 transformers' growing cache copies the whole past at every generated token, which on a CPU can take a third of
-the time. This one is told how long the text will be and writes each token into its place; attention sees the
-very tensors that it would see otherwise.
+the time. This one is told how long the text will be and writes each token into its place; attention reads the
+very tensors that it would read otherwise.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Edits of a live model, as the harness sees them: something whose λ can be set, or nothing.
+"""Edits of a live model, as the harness uses them: something whose λ can be set, or nothing.
 
 This is all that the harness knows of edits. What an edit does to a model, and how, is `hf_taskvec.application`'s.
 """

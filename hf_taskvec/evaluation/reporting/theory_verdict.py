@@ -6,7 +6,7 @@ from typing import Literal
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate, Choice
 
-Verdict = Literal["works", "hard", "impossible"]
+ForgettingVerdict = Literal["works", "hard", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Theory:
 
     forget: str
     alphas: dict[str, float]
-    verdict: Verdict
+    verdict: ForgettingVerdict
     low: float | None
     high: float | None
     scale: float | None

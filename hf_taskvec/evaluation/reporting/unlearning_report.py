@@ -1,12 +1,12 @@
 """The result of a sweep, as a value: every score with its interval, every text, and how they came about.
 
-`report.json` is this dataclass, field for field (`SCHEMA`, version `VERSION`):
+`report.json` is this dataclass, field for field (`REPORT_SCHEMA`, version `REPORT_VERSION`):
 
 - `schema`, `version`: what the file is; the version goes up whenever a field changes its meaning.
 - `protocol`: the protocol's fields and hash; only reports with the same hash may share a table.
 - `model`, `edit`: fingerprints of the model at λ=0 and of the edit.
 - `references`: models to compare with, by the names that the caller gave them, with their fingerprints and
-  batch plans. λ is chosen against the first; that it never saw the forget books is the caller's word.
+  batch plans. λ is chosen against the first; that it never saw the forget books is not checked.
 - `scales`: the values of λ, 0 first.
 - `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition.
 - `books`: name, role, fingerprint, seed, and the number of passages in each split.
@@ -61,22 +61,63 @@ from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "hf_taskvec/unlearning-report"
-VERSION = 3
+REPORT_SCHEMA = "hf_taskvec/unlearning-report"
+REPORT_VERSION = 3
 
 
 @dataclass(frozen=True)
 class UnlearningReport:
     """What was forgotten, what was kept, and how sure we are.
 
-    Made by `sweep`, read back by `UnlearningReport.load`. Its fields are those of `report.json`, which this module's
-    docstring explains. In a notebook it shows itself as a table.
+    Made by `sweep`, read back by `UnlearningReport.load`. Its fields are those of `report.json`. A notebook shows it as
+    a table.
+
+    Args:
+        protocol (`Protocol`):
+            How the model was asked; only reports with the same `protocol.hash` may share a table.
+        model (`str`):
+            The fingerprint of the model at λ=0.
+        edit (`str`):
+            The fingerprint of the edit.
+        references (`tuple` of `ReferenceInfo`):
+            Models to compare with. λ is chosen against the first.
+        scales (`tuple` of `float`):
+            The values of λ, 0 first.
+        metrics (`tuple` of `MetricInfo`):
+            What was measured, with definitions.
+        books (`tuple` of `BookInfo`):
+            The books, with their roles and numbers of passages.
+        leaks (`LeakReport`):
+            The leak check over all books together.
+        left_out (`int`):
+            How many passages it left out.
+        scores (`tuple` of `Score`):
+            For each book, split, λ and metric the value, and its change against λ=0, with intervals.
+        reference_scores (`tuple` of `ReferenceScore`):
+            The same for each reference model, compared with the model at λ=0.
+        tests (`tuple` of `LossTest`):
+            For each λ, on all seen passages, whether one book lost more than another.
+        membership (`tuple` of `Membership`):
+            AUC of Min-K %, seen against held-out passages.
+        choice (`Choice`, *optional*):
+            The chosen λ, if any, why, and what the other half of the passages says of it; `None` without a book to
+            forget.
+        passages (`tuple` of `PassageResult`):
+            Prompt, true answer, and for each λ and each reference the output and all values.
+        settings (`Settings`):
+            Seed, level, numbers of resamples and permutations, and the batch plan.
+        versions (`dict[str, str]`):
+            Those of Python and the libraries.
+        timing (`Timing`):
+            The only part that differs between equal runs.
+        theory (`Theory`, *optional*):
+            Task correlations, the λ that theory recommends for them, and how good that was; `None` unless it was asked.
 
     Example:
-        report = sweep(model, vector, [0, -0.5, -1], books, output="out/")
-        report.choice.scale                           # the λ to take, or None
-        report.score("Alice", -0.5).relative          # what Alice lost, with its interval
-        report.figures()["pareto"]                    # what forgetting costs
+        >>> report = sweep(model, vector, [0, -0.5, -1], books, output="out/")  # doctest: +SKIP
+        >>> report.choice.scale  # the λ to take, or None  # doctest: +SKIP
+        >>> report.score("Alice", -0.5).relative  # what Alice lost, with its interval  # doctest: +SKIP
+        >>> report.figures()["pareto"]  # what forgetting costs  # doctest: +SKIP
 
     """
 
@@ -180,16 +221,28 @@ class UnlearningReport:
         return judge_scale(scale, self.choice, any(info.higher for info in self.metrics if info.name == metric))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as `report.json` holds it."""
+        """The report as `report.json` holds it.
+
+        Returns:
+            `dict[str, Any]`: Numbers, strings, lists and dictionaries only, which JSON can hold.
+        """
         body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {"schema": SCHEMA, "version": VERSION, **body, "protocol": self.protocol.to_dict()}
+        return {"schema": REPORT_SCHEMA, "version": REPORT_VERSION, **body, "protocol": self.protocol.to_dict()}
 
     def to_json(self) -> str:
-        """`report.json`: the same bytes for the same run, but for `timing`."""
+        """The text of `report.json`.
+
+        Returns:
+            `str`: JSON, the same for the same run, but for `timing`.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
     def to_markdown(self) -> str:
-        """The tables: λ across, books down, the relative drop in brackets, with intervals."""
+        """The text of `report.md`.
+
+        Returns:
+            `str`: Tables in Markdown: λ across, books down, the relative drop in brackets, with intervals.
+        """
         from hf_taskvec.evaluation.reporting.tables import report_markdown
 
         return report_markdown(self)
@@ -265,12 +318,25 @@ class UnlearningReport:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
-        """The report that `to_dict` described; `name` is what an error calls it."""
+        """The report that `to_dict` described.
+
+        Args:
+            content (`dict[str, Any]`):
+                What `to_dict` gave.
+            name (`str`, *optional*, defaults to `"the report"`):
+                What an error calls it.
+
+        Returns:
+            `UnlearningReport`: Equal to the one that was described.
+
+        Raises:
+            `CorruptFileError`: If it is damaged, no report, or of another version.
+        """
         try:
-            if content["schema"] != SCHEMA or content["version"] != VERSION:
+            if content["schema"] != REPORT_SCHEMA or content["version"] != REPORT_VERSION:
                 raise CorruptFileError(
                     f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
-                    f"reads {SCHEMA!r} version {VERSION}"
+                    f"reads {REPORT_SCHEMA!r} version {REPORT_VERSION}"
                 )
             report = _build(cls, {"theory": None, **content, "protocol": None})  # earlier reports have no theory
             return replace(report, protocol=Protocol.from_dict(content["protocol"]))

@@ -216,9 +216,9 @@ def load_book(
         `BadValueError`: If the book is empty, too short to split, or in an unknown encoding.
 
     Example:
-        alice = load_book("alice.txt", "Alice", role="forget", split_by="chapters")
-        alice.passages()                         # what a model will be asked
-        alice.training_blocks(tokenizer, 512)    # what it may be trained on
+        >>> alice = load_book("alice.txt", "Alice", role="forget", split_by="chapters")  # doctest: +SKIP
+        >>> alice.passages()  # what a model will be asked  # doctest: +SKIP
+        >>> alice.training_blocks(tokenizer, 512)  # what it may be trained on  # doctest: +SKIP
 
     """
     if role not in ROLES:

@@ -61,17 +61,34 @@ class Trace:
     rounds: tuple[RoundTrace, ...] = ()
 
     def to_json(self) -> str:
-        """The trace as JSON."""
+        """The trace as JSON.
+
+        Returns:
+            `str`: All fields, indented, with a newline at the end.
+        """
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Trace":
-        """The trace that `to_json` wrote."""
+        """The trace that `to_json` wrote.
+
+        Args:
+            text (`str`):
+                The JSON.
+
+        Returns:
+            `Trace`: Equal to the one that was written.
+        """
         data = json.loads(text)
         return cls(tuple(data["tasks"]), tuple(RoundTrace(**_tuples(each)) for each in data["rounds"]))
 
     def save(self, output: Path) -> None:
-        """Write the trace into a JSON file."""
+        """Write the trace into a JSON file.
+
+        Args:
+            output (`Path`):
+                The file; replaced whole if it exists.
+        """
         atomic.write_text(output, self.to_json())
 
 
