@@ -18,7 +18,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support import launch
-from support.launched_training import LORA, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
+from support.launched_training import LORA, QUICK, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
 from support.tiny_models import ARCHITECTURES, EXPERTS, TinyModels, make
 from transformers import AutoModelForCausalLM
 
@@ -34,17 +34,6 @@ from hf_taskvec.training import (
 )
 
 SCRIPT = launch.SUPPORT / "launched_training.py"
-QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
-
-
-@pytest.fixture(scope="session")
-def base(models: TinyModels) -> Path:
-    return models.pair("phi").base
-
-
-@pytest.fixture
-def blocks() -> datasets.Dataset:
-    return make_blocks()
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
