@@ -18,6 +18,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support import launch
+from support.folders import names
 from support.launched_training import LORA, QUICK, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
 from support.tiny_models import ARCHITECTURES, EXPERTS, TinyModels, make
 from transformers import AutoModelForCausalLM
@@ -47,10 +48,6 @@ def files(folder: Path) -> dict[str, bytes]:
     record = json.loads(found["training.json"])
     record.pop("timing")
     return {**found, "training.json": json.dumps(record).encode()}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def largest_difference(one: Path, two: Path) -> float:

@@ -10,6 +10,7 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support.folders import names
 from support.launched_training import LORA, QUICK, SETTINGS
 from support.tiny_models import TinyModels, make
 from transformers import AutoModelForCausalLM, BertConfig, T5Config
@@ -25,10 +26,6 @@ from hf_taskvec.errors import (
     UnsupportedError,
 )
 from hf_taskvec.training import TrainingSettings, check_memory, estimate_memory, finetune
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(

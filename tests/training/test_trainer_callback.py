@@ -9,6 +9,7 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support.folders import names
 from support.launched_training import StoppedError
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -19,10 +20,6 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.files.output_folder import unfinished
 from hf_taskvec.training import TaskVectorCallback
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def trainer(
