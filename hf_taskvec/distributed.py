@@ -114,11 +114,14 @@ def is_main_process() -> bool:
     return processes().is_main_process if _is_set_up() else int(os.environ.get("RANK", "0")) == 0
 
 
-def make_accelerator() -> "Accelerator":
-    """An `Accelerator` over the processes of `accelerate launch`, or over this one alone."""
+def make_accelerator(log_with: Any = None, project_dir: str | None = None) -> "Accelerator":
+    """An `Accelerator` over the processes of `accelerate launch`, or over this one alone.
+
+    `log_with` names its trackers, which write to `project_dir`.
+    """
     from accelerate import Accelerator
 
-    return Accelerator(cpu=_on_cpu())
+    return Accelerator(cpu=_on_cpu(), log_with=log_with, project_dir=project_dir)
 
 
 def _partial_state() -> "PartialState":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.rounding import parse_dtype
 from hf_taskvec.algebra.sums import Sum, Term
 
@@ -50,7 +51,7 @@ class ParameterChange:
     @property
     def is_low_rank(self) -> bool:
         """Whether the change is held as factors."""
-        return all(term.delta.factors is not None for term in self.terms)
+        return are_factors(self.terms)
 
     @property
     def norm(self) -> float:

@@ -17,11 +17,12 @@ import torch
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_batch_size
 from hf_taskvec.analysis.cosines import cosine_matrix, places_of
-from hf_taskvec.analysis.edited_models import FineTuned, applied_model, model_of, vocabulary_size
+from hf_taskvec.analysis.edited_models import FineTuned, applied_model, model_of
 from hf_taskvec.analysis.pooled_logits import Pooling, SamplePooling, pooled_logits
 from hf_taskvec.analysis.token_rows import Data, TokenRows, check_rows, token_rows
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.figures import Plottable
+from hf_taskvec.models.model_facts import vocabulary_size
 from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, TokenRows], poo
     if pool.positions < 1:
         raise BadValueError(f"positions={pool.positions}: at least one position of each row must be looked at.")
     check_batch_size(pool.batch_size)
-    sizes = {name: vocabulary_size(model_of(subject)) for name, subject in subjects.items()}
+    sizes = {name: vocabulary_size(model_of(subject).config) for name, subject in subjects.items()}
     if len(set(sizes.values())) > 1:
         described = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise MismatchError(
@@ -308,7 +309,7 @@ def _chunks(rows: TokenRows, vocabulary: int, subjects: int, pool: SamplePooling
 
 
 def _steps(rows: Mapping[str, TokenRows], subjects: Mapping[str, FineTuned], pool: SamplePooling) -> int:
-    vocabulary = vocabulary_size(model_of(next(iter(subjects.values()))))
+    vocabulary = vocabulary_size(model_of(next(iter(subjects.values()))).config)
     total = 0
     for each in rows.values():
         passes = 1 if len(_chunks(each, vocabulary, len(subjects), pool)) == 1 else 2
@@ -320,7 +321,7 @@ def _cosines(
     subjects: Sequence[FineTuned], rows: TokenRows, pairs: Sequence[tuple[int, int]], pool: SamplePooling, bar: Any
 ) -> list[float]:
     """For each pair of models the mean cosine of their centred outputs over the rows."""
-    vocabulary = vocabulary_size(model_of(subjects[0]))
+    vocabulary = vocabulary_size(model_of(subjects[0]).config)
     chunks = _chunks(rows, vocabulary, len(subjects), pool)
 
     def outputs(chunk: slice) -> Iterator[torch.Tensor]:

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_model, check_vectors
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.model_facts import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -60,26 +59,3 @@ def applied_model(fine_tuned: FineTuned) -> Iterator[Any]:
         applied = fine_tuned.vector.applied_to(model, fine_tuned.scale, merge=fine_tuned.merge)
     with applied, evaluation_mode(model):
         yield model
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """A block in which the model has no dropout."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def vocabulary_size(model: Any) -> int:
-    """The number of tokens that a model tells apart."""
-    return model.config.get_text_config().vocab_size
-
-
-def accepts_logits_to_keep(model: Any) -> bool:
-    """Whether the model can be asked for the logits of some positions only."""
-    inner = model.get_base_model() if is_peft_model(model) else model
-    return "logits_to_keep" in signature(inner.forward).parameters

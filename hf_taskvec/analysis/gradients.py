@@ -18,7 +18,6 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_vectors, is_finite_number
 from hf_taskvec.analysis.cosines import check_alike
-from hf_taskvec.analysis.edited_models import evaluation_mode
 from hf_taskvec.analysis.token_batches import batches, summed_loss
 from hf_taskvec.analysis.token_rows import Data, check_predictable, check_rows, token_rows
 from hf_taskvec.distributed import processes
@@ -27,6 +26,7 @@ from hf_taskvec.extraction.from_any import kind_of, open_vector
 from hf_taskvec.figures import Plottable
 from hf_taskvec.models.layout import is_peft_model, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint, live_weights
+from hf_taskvec.models.model_facts import evaluation_mode
 from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:

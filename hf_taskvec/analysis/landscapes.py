@@ -16,12 +16,12 @@ from hf_taskvec import atomic
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_whole_number
 from hf_taskvec.analysis.cosines import cosine_matrix
-from hf_taskvec.analysis.edited_models import evaluation_mode
 from hf_taskvec.analysis.token_batches import mean_loss
 from hf_taskvec.analysis.token_rows import Data, TokenRows, check_predictable, check_rows, is_columns, token_rows
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.figures import Plottable
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.models.model_facts import evaluation_mode
 from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:

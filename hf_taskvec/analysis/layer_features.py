@@ -9,7 +9,7 @@ import torch
 from hf_taskvec.analysis.token_batches import Batch, batches
 from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import UnsupportedError
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.layout import without_peft
 
 #: The feature of a row: the mean over its tokens, or the one of its last token.
 Feature = Literal["mean", "last"]
@@ -18,7 +18,7 @@ _Hook = Callable[[torch.nn.Module, tuple[Any, ...], Any], Any]
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
     """The blocks of a decoder, in order."""
-    inner = model.get_base_model() if is_peft_model(model) else model
+    inner = without_peft(model)
     count = inner.config.get_text_config().num_hidden_layers
     for module in inner.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
@@ -74,5 +74,5 @@ def _pooled(hidden: torch.Tensor, batch: Batch, feature: Feature) -> torch.Tenso
 
 def _without_head(model: Any) -> Any:
     """The model without its output layer, whose logits are not needed here."""
-    inner = model.get_base_model() if is_peft_model(model) else model
+    inner = without_peft(model)
     return inner.base_model if inner.base_model is not inner else inner

@@ -16,11 +16,11 @@ import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_batch_size, check_model, check_vectors, is_finite_number
-from hf_taskvec.analysis.edited_models import evaluation_mode
 from hf_taskvec.analysis.layer_features import Feature, layer_features, layers_of
 from hf_taskvec.analysis.token_rows import Data, check_rows, token_rows
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.figures import Plottable
+from hf_taskvec.models.model_facts import evaluation_mode
 from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from hf_taskvec.analysis.edited_models import accepts_logits_to_keep, vocabulary_size
 from hf_taskvec.analysis.token_batches import Batch, batches, make_batch
 from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.models.model_facts import accepts_logits_to_keep, vocabulary_size
 
 #: One sample for each row: the logits after its last token (`last`) or their mean over its tokens (`mean`); or one for
 #: each of some positions of each row, drawn at random (`sample`).
@@ -44,7 +44,7 @@ class SamplePooling:
 
 def pooled_logits(model: Any, rows: TokenRows, first: int, pool: SamplePooling, bar: Any) -> torch.Tensor:
     """The pooled logits of some rows, one line for each sample, in fp32."""
-    vocabulary = vocabulary_size(model)
+    vocabulary = vocabulary_size(model.config)
     skips = accepts_logits_to_keep(model)
     found = []
     for batch in batches(rows, pool.batch_size, first):

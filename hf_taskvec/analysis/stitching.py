@@ -8,9 +8,9 @@ import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_model, check_vectors, is_finite_number
-from hf_taskvec.analysis.edited_models import evaluation_mode
 from hf_taskvec.analysis.layer_features import forward_hooks, hidden_states, layers_of
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.models.model_facts import evaluation_mode
 
 
 class _LayerReachedError(Exception):

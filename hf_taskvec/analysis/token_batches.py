@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hf_taskvec.analysis.token_rows import TokenRows
+from hf_taskvec.models.model_facts import input_device
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Batch:
 
     def inputs(self, model: Any) -> dict[str, torch.Tensor]:
         """What the model takes, on the device where it takes it."""
-        device = model.get_input_embeddings().weight.device
-        device = torch.device("cpu") if device.type == "meta" else device  # offloaded: its hook moves the rest
+        device = input_device(model)
         return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device)}
 
 

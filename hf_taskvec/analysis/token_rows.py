@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from hf_taskvec.analysis.argument_checks import check_whole_number
-from hf_taskvec.analysis.edited_models import vocabulary_size
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.models.model_facts import context_length, vocabulary_size
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -95,15 +95,14 @@ def _ids(item: Any, tokenizer: Any, what: str) -> list[int]:
 
 def check_rows(rows: TokenRows, model: Any, what: str = "the data") -> None:
     """Refuse rows that the model cannot read: longer than its context, or with tokens that it does not have."""
-    vocabulary = vocabulary_size(model)
+    vocabulary = vocabulary_size(model.config)
     wrong = next((token for row in rows for token in row if not 0 <= token < vocabulary), None)
     if wrong is not None:
         raise BadValueError(
             f"{what} holds the token {wrong}, but the model has {vocabulary} tokens. Was it made with another "
             "tokenizer?"
         )
-    # An architecture without a limit lacks it; GPT-2's n_positions is mapped to this name.
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model.config)
     longest = max(map(len, rows))
     if context is not None and longest > context:
         raise BadValueError(

@@ -15,6 +15,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits_live
 from hf_taskvec.application.live_edit import Edit, checked_scale
 from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.models.layout import without_peft
 from hf_taskvec.models.live_model import LiveWeight, live_weights
 
 
@@ -43,7 +44,7 @@ class AttachedEdit(Edit):
         for layer, changes in layers.items():
             hook = _hook(layer, changes, self._scale_for)
             self._handles.append(layer.register_forward_hook(hook))
-        for whole in dict.fromkeys((self.model, self._inner)):  # PEFT calls one or the other
+        for whole in dict.fromkeys((model, without_peft(model))):  # PEFT calls one or the other
             self._handles.append(whole.register_forward_pre_hook(self._check_batch, with_kwargs=True))
 
     def set_row_scales(self, scales: Sequence[float]) -> None:

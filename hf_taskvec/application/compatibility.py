@@ -86,7 +86,7 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
             "or untie the model first: give it a head of its own (model.lm_head.weight = torch.nn.Parameter("
             "model.lm_head.weight.clone())), set model.config.tie_word_embeddings = False, and save it."
         )
-    made_for = {m.architecture for o in vector.provenance.origins for m in (o.base, o.tuned) if m and m.architecture}
+    made_for = vector.provenance.architectures
     source = " and ".join(sorted(made_for)) or "another model"
     matching = len(vector) - len(missing)
     if made_for == {model.layout.architecture}:

@@ -7,7 +7,7 @@ import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.layout import without_peft
 
 # The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
 _edits: "WeakKeyDictionary[torch.nn.Module, list[ref[Edit]]]" = WeakKeyDictionary()
@@ -54,13 +54,8 @@ class Edit:
         self._is_over = False
         self._stack().append(ref(self))
 
-    @property
-    def _inner(self) -> torch.nn.Module:
-        """The model itself, without PEFT's wrapper."""
-        return self.model.get_base_model() if is_peft_model(self.model) else self.model  # type: ignore[operator]
-
     def _stack(self) -> "list[ref[Edit]]":
-        stack = _edits.setdefault(self._inner, [])
+        stack = _edits.setdefault(without_peft(self.model), [])
         stack[:] = [each for each in stack if each() is not None]
         return stack
 

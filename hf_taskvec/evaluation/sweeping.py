@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
-from hf_taskvec.distributed import processes
+from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.report_parts import (
@@ -359,9 +359,7 @@ def _results(
 
 def _track(report: UnlearningReport, log_with: Any, output: str | Path | None) -> None:
     """Hand the scores to accelerate's trackers: one step for each λ, in the order of the report."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(log_with=log_with, project_dir=None if output is None else str(output))
+    accelerator = make_accelerator(log_with=log_with, project_dir=None if output is None else str(output))
     accelerator.init_trackers("hf_taskvec")
     for step, scale in enumerate(report.scales):
         here = [score for score in report.scores if score.scale == scale]

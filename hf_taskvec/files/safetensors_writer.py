@@ -14,20 +14,9 @@ from pathlib import Path
 import torch
 
 from hf_taskvec.algebra.sources import numel, tensor_bytes
+from hf_taskvec.models.tensor_files import SAFETENSORS_DTYPES
 
-_CODES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    # Not weights, but an old checkpoint's masks and the like, which are copied as they are.
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-}
+_CODES = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@
 
 import hashlib
 import json
-import sys
 from typing import TYPE_CHECKING
+
+from hf_taskvec.models.layout import is_peft_model
 
 if TYPE_CHECKING:
     import torch
@@ -54,13 +55,10 @@ def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> Non
 
 def _adapters(model: "PreTrainedModel") -> str:
     """The strengths of a PEFT model's active adapters: they change the output, but are no parameter."""
-    if "peft" not in sys.modules:  # then no object can be a PEFT model, and the import would cost seconds
+    if not is_peft_model(model):
         return ""
-    from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    if not isinstance(model, PeftModel):
-        return ""
     layers = [
         (
             name,

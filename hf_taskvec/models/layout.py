@@ -103,6 +103,11 @@ def is_peft_model(model: object) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
+def without_peft(model: Any) -> Any:
+    """The model itself, without PEFT's wrapper if it has one."""
+    return model.get_base_model() if is_peft_model(model) else model
+
+
 def layout_of_config(config: Mapping[str, Any] | None) -> Layout:
     """The layout of the causal language model that a `config.json` describes."""
     if not config or "model_type" not in config:
@@ -112,8 +117,7 @@ def layout_of_config(config: Mapping[str, Any] | None) -> Layout:
 
 def layout_of_model(model: Any) -> Layout:
     """The layout of a live model, wrapped by PEFT or not."""
-    inner = model.get_base_model() if is_peft_model(model) else model
-    config = getattr(inner, "config", None)
+    config = getattr(without_peft(model), "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return Layout()
     return layout_of_config(config.to_dict())

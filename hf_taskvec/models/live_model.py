@@ -9,7 +9,7 @@ import torch
 from hf_taskvec.algebra.sources import InMemory, Source
 from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
-from hf_taskvec.models.layout import is_peft_model, layout_of_model, unwrapped
+from hf_taskvec.models.layout import layout_of_model, unwrapped, without_peft
 
 
 def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
@@ -19,7 +19,7 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+    inner = without_peft(model)
     what = f"live {type(inner).__name__}"
     layout = layout_of_model(inner)
     state = {weight.name: weight.value().detach().cpu() for weight in _all_weights(inner)}
@@ -161,7 +161,7 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
         `MismatchError`: If the config ties weights that the live model holds apart.
         `UnsupportedError`: If a weight is sharded over processes.
     """
-    inner: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+    inner = without_peft(model)
     layout = layout_of_model(inner)
     found = {weight.name: weight for weight in _all_weights(inner)}
     placed = layout.place([name for name in found if name not in layout.fused], f"live {type(inner).__name__}")

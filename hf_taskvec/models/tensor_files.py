@@ -19,7 +19,8 @@ from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileE
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location
 
-_DTYPES = {
+#: What safetensors calls a dtype -> the dtype. Besides those of weights, old checkpoints hold masks and the like.
+SAFETENSORS_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
@@ -61,7 +62,7 @@ class TensorFile:
         if self._tensors is not None:
             return tuple(self._tensors[name].shape), self._tensors[name].dtype
         info = self._file.get_slice(name)
-        return tuple(info.get_shape()), _DTYPES.get(info.get_dtype(), info.get_dtype())
+        return tuple(info.get_shape()), SAFETENSORS_DTYPES.get(info.get_dtype(), info.get_dtype())
 
     def _check_unchanged(self) -> None:
         """Refuse a file that was written over in place: what is mapped of it has changed with it.

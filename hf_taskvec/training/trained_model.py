@@ -20,6 +20,7 @@ from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.models.model_facts import context_length, vocabulary_size
 from hf_taskvec.training.accelerators import whole_tensor
 from hf_taskvec.training.saved_state import writing_safetensors
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
@@ -41,12 +42,12 @@ class TrainingBase:
     @property
     def context(self) -> int | None:
         """How many tokens the model reads at once, where its configuration tells."""
-        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return context_length(self.config)
 
     @property
     def vocabulary(self) -> int:
         """How many tokens the model knows."""
-        return self.config.get_text_config().vocab_size
+        return vocabulary_size(self.config)
 
     def load(self, dtype: torch.dtype) -> "PreTrainedModel":
         """A copy to train."""

@@ -1,13 +1,12 @@
 """Gradient vectors against a plain gradient step, distributed or not; alignment against dense fp64."""
 
 import copy
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from support import launch
 from support.tiny_models import DENSE, make, tuned_copy
 from support.token_rows import rows
 
@@ -89,35 +88,11 @@ state.wait_for_everyone()
 """
 
 
-def test_two_processes_share_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_share_the_rows(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    here = Path(__file__).resolve().parent
-    monkeypatch.setenv("PYTHONPATH", f"{here.parents[1]}:{here.parent}")
-    launch = [
-        Path(sys.executable).parent / "accelerate",
-        "launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    launch += [
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-        script,
-        tmp_path / "vector",
-    ]
-    result = subprocess.run(list(map(str, launch)), capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("processes 2") == 2
+    printed = launch.succeed(script, tmp_path / "vector", processes=2)
+    assert printed.count("processes 2") == 2
     found, expected = TaskVector.load(tmp_path / "vector"), TaskVector.from_gradient(make("phi"), rows(0), 1.0)
     assert set(found) == set(expected)
     for name in expected:

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.tiny_models import make, tuned_copy
+from support.tiny_models import make
 from support.token_rows import edited, rows
 from transformers import BatchEncoding
 
 from hf_taskvec import TaskVector
 from hf_taskvec.analysis import landscapes, loss_landscape, token_batches
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
-
-
-@pytest.fixture(scope="module")
-def trio() -> tuple[torch.nn.Module, ...]:
-    base = make("phi")
-    return base, tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
 
 
 @pytest.fixture(scope="module")

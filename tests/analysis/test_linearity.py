@@ -30,12 +30,6 @@ def hidden(model: torch.nn.Module, data: list[list[int]], feature: str) -> torch
     )
 
 
-@pytest.fixture(scope="module")
-def trio() -> tuple[torch.nn.Module, ...]:
-    base = make("phi")
-    return base, tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
-
-
 @pytest.mark.parametrize("feature", ["mean", "last"])
 def test_linearity_is_the_papers_measure(trio, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base, one, other = trio

@@ -10,12 +10,6 @@ from hf_taskvec.analysis import stitch
 from hf_taskvec.errors import BadValueError
 
 
-@pytest.fixture(scope="module")
-def trio() -> tuple[torch.nn.Module, ...]:
-    base = make("phi")
-    return base, tuned_copy(base, 0.1, seed=1), tuned_copy(base, 0.1, seed=2)
-
-
 @pytest.mark.parametrize("architecture", DENSE)
 def test_a_model_stitched_with_its_own_features_is_itself(architecture: str) -> None:
     """Of θ_0's own features it is θ_0; of a fine-tune's it is another model."""

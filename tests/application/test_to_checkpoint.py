@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from support import tiny_models
+from support import launch, tiny_models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -237,12 +237,8 @@ def test_two_processes_write_the_same_bytes_as_one(models, tmp_path):
     pair = models.pair("phi", torch.bfloat16)
     script = tmp_path / "script.py"
     script.write_text(_LAUNCHED)
-    arguments = [str(script), str(pair.base), str(pair.tuned)]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launcher, *arguments, str(tmp_path / "two")], check=True, env=environment, timeout=300)
-    subprocess.run([sys.executable, *arguments, str(tmp_path / "one")], check=True, timeout=300)
+    for processes, name in ((2, "two"), (1, "one")):
+        launch.succeed(script, pair.base, pair.tuned, tmp_path / name, processes=processes)
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
     assert len(weights(tmp_path / "one")) > 1
     assert {p.name for p in (tmp_path / "one").iterdir()} == {p.name for p in (tmp_path / "two").iterdir()}

@@ -8,49 +8,18 @@ import pty
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
 
 import pytest
+from support import launch
 
-TESTS = Path(__file__).resolve().parents[1]
-SCRIPT = TESTS / "support" / "launched_sweep.py"
-
-
-def command(processes: int, *args: str) -> list[str]:
-    if processes == 1:
-        return [sys.executable, str(SCRIPT), *args]
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        str(processes),
-    ]
-    plain = [
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-    ]
-    return [*launch, *plain, str(SCRIPT), *args]
-
-
-def environment() -> dict[str, str]:
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    quiet = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    return {**os.environ, **quiet}
+SCRIPT = launch.SUPPORT / "launched_sweep.py"
 
 
 def run(processes: int, *args: str) -> None:
-    done = subprocess.run(command(processes, *args), env=environment(), capture_output=True, text=True)
+    done = launch.run(SCRIPT, *args, processes=processes)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "batches" not in done.stdout + done.stderr  # no progress bar where there is no terminal
 
@@ -117,7 +86,8 @@ def on_a_terminal(processes: int, *args: str) -> str:
     """What a sweep writes to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a bar needs some width
-    with subprocess.Popen(command(processes, *args), env=environment(), stdout=theirs, stderr=theirs) as process:
+    line = launch.command(SCRIPT, *args, processes=processes)
+    with subprocess.Popen(line, env=launch.environment(), stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         written = b""
         with contextlib.suppress(OSError):  # the end of a terminal is an error
@@ -139,7 +109,8 @@ def test_one_progress_bar_is_shown_on_a_terminal(whole, tmp_path):
 
 
 def test_a_killed_sweep_continues_with_what_was_finished(whole, tmp_path):
-    with subprocess.Popen(command(1, str(tmp_path), "2"), env=environment(), stderr=subprocess.DEVNULL) as process:
+    line = launch.command(SCRIPT, tmp_path, "2")
+    with subprocess.Popen(line, env=launch.environment(), stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while len(list((tmp_path / "store").glob("*.json"))) < 5 and time.monotonic() < deadline:
             assert process.poll() is None, "the sweep ended before it could be killed"

@@ -29,18 +29,6 @@ FAST = {"resamples": 200, "permutations": 200}
 SCALES = (0, -0.5, -1)
 
 
-@pytest.fixture(scope="module")
-def made():
-    """The books, a model fine-tuned on both, and one fine-tuned on the book to forget."""
-    from support.tiny_books import make_tokenizer
-
-    tokenizer, books = make_tokenizer(), make_books()
-    base = tiny_llama()
-    joint = train(copy.deepcopy(base), tokenizer, books, 150)
-    single = train(copy.deepcopy(base), tokenizer, books[:1], 100)
-    return tokenizer, books, base, joint, single
-
-
 def edit_of(model, base, single):
     """θ_joint + λ(θ_single − θ_0): the vector is taken at another model than it is applied to."""
     edit = InPlaceEdit(base, single)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, train
+from support.tiny_books import STORY, make_books, train
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError
@@ -19,19 +19,16 @@ SCALES = (0, -0.4, -1)
 
 
 @pytest.fixture(scope="module")
-def made():
-    tokenizer, books = make_tokenizer(), make_books()
-    base = tiny_llama()
-    joint = train(copy.deepcopy(base), tokenizer, books, 150)
+def vectors(made):
+    """Of the book to forget: from an adapter, and from full fine-tuning."""
+    tokenizer, books, base, _, single = made
     config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
     adapter = train(get_peft_model(copy.deepcopy(base), config), tokenizer, books[:1], 150, lr=1e-2)
-    full = train(copy.deepcopy(base), tokenizer, books[:1], 100)
-    vectors = {"lora": TaskVector.from_adapter(adapter), "full": TaskVector.from_finetuned(base, full)}
-    return tokenizer, books, joint, vectors
+    return {"lora": TaskVector.from_adapter(adapter), "full": TaskVector.from_finetuned(base, single)}
 
 
-def test_merged_and_attached_edits_give_the_same_report(made):
-    tokenizer, books, joint, vectors = made
+def test_merged_and_attached_edits_give_the_same_report(made, vectors):
+    tokenizer, books, _, joint, _ = made
     before = {name: parameter.clone() for name, parameter in joint.named_parameters()}
     reports = {}
     for merge in (True, False):
@@ -46,8 +43,8 @@ def test_merged_and_attached_edits_give_the_same_report(made):
     assert reports[True].score("lamps", -1.0).relative.high < 0  # it does forget
 
 
-def test_a_full_vector_forgets_and_a_sweep_is_resumed_by_its_fingerprint(made, tmp_path):
-    tokenizer, books, joint, vectors = made
+def test_a_full_vector_forgets_and_a_sweep_is_resumed_by_its_fingerprint(made, vectors, tmp_path):
+    tokenizer, books, _, joint, _ = made
     options = {"tokenizer": tokenizer, "store": tmp_path, **FAST}
     with vectors["full"].edit(joint, 0.0) as edit:
         first = sweep(joint, edit, SCALES, books, SHORT, **options)
@@ -62,8 +59,8 @@ def test_a_full_vector_forgets_and_a_sweep_is_resumed_by_its_fingerprint(made, t
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_vector_is_swept_as_its_edit_is_and_the_model_is_as_before(made, merge):
-    tokenizer, books, joint, vectors = made
+def test_a_vector_is_swept_as_its_edit_is_and_the_model_is_as_before(made, vectors, merge):
+    tokenizer, books, _, joint, _ = made
     before = {name: parameter.clone() for name, parameter in joint.named_parameters()}
     options = {"tokenizer": tokenizer, **FAST}
     found = sweep(joint, vectors["lora"], SCALES, books, SHORT, merge=merge, **options)
@@ -75,8 +72,8 @@ def test_a_vector_is_swept_as_its_edit_is_and_the_model_is_as_before(made, merge
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_failing_sweep_of_a_vector_leaves_the_model_as_before(made, merge):
-    tokenizer, books, joint, vectors = made
+def test_a_failing_sweep_of_a_vector_leaves_the_model_as_before(made, vectors, merge):
+    tokenizer, books, _, joint, _ = made
     before = {name: parameter.clone() for name, parameter in joint.named_parameters()}
     left = [40]  # forward passes, so that it stops at some λ
 
@@ -102,9 +99,9 @@ def assert_untouched(model, before):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_an_edit_of_another_model_is_refused_before_any_work(made, tmp_path):
+def test_an_edit_of_another_model_is_refused_before_any_work(made, vectors, tmp_path):
     """The model that is asked would show no effect at any λ."""
-    tokenizer, books, joint, vectors = made
+    tokenizer, books, _, joint, _ = made
     other = copy.deepcopy(joint)
     options = {"tokenizer": tokenizer, "output": tmp_path / "out", **FAST}
     for merge in (True, False):
@@ -117,8 +114,8 @@ def test_an_edit_of_another_model_is_refused_before_any_work(made, tmp_path):
         sweep(joint, edit, SCALES, books, SHORT, merge=False, **options)
 
 
-def test_an_edit_is_of_the_same_model_inside_and_outside_of_wrappers(made):
-    tokenizer, books, joint, vectors = made
+def test_an_edit_is_of_the_same_model_inside_and_outside_of_wrappers(made, vectors):
+    tokenizer, books, _, joint, _ = made
     inner = copy.deepcopy(joint)
     wrapped = get_peft_model(inner, LoraConfig(r=2, target_modules=["q_proj"]))
     compiled = torch.compile(joint, backend="eager")

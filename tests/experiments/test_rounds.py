@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import launch
-from support.launched_rounds import FULL, LORA, MERGES, NAMES, make_blocks, make_tasks
+from support.launched_rounds import FULL, LORA, MERGES, NAMES, make_task_blocks, make_tasks
 from support.tiny_models import TinyModels, tensors
 from transformers import AutoConfig
 
@@ -71,7 +71,7 @@ def test_atm_adds_up_the_updates_of_a_round(base: Path, tmp_path: Path) -> None:
 def test_one_round_is_plain_fine_tuning(base: Path, tmp_path: Path) -> None:
     """Each task's vector is what it would be without the others."""
     run(base, tmp_path / "three", rounds=1)
-    others = [Task("x", make_blocks(7)), Task("b", make_blocks(1))]
+    others = [Task("x", make_task_blocks(7)), Task("b", make_task_blocks(1))]
     run_rounds(base, others, FULL, tmp_path / "two", rounds=1, steps_per_round=2)
     first, second = (TaskVector.load(tmp_path / name / "tasks" / "b") for name in ("three", "two"))
     assert set(first) == set(second)
@@ -266,14 +266,14 @@ def test_processes_agree_to_the_last_bit(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"tasks": [Task("a", make_blocks(0))]}, BadValueError, "at least two"),
-        ({"tasks": [Task("a", make_blocks(0))] * 2}, BadValueError, "two tasks are called 'a'"),
+        ({"tasks": [Task("a", make_task_blocks(0))]}, BadValueError, "at least two"),
+        ({"tasks": [Task("a", make_task_blocks(0))] * 2}, BadValueError, "two tasks are called 'a'"),
         (
-            {"tasks": [Task("a", make_blocks(0)), Task("../b", make_blocks(1))]},
+            {"tasks": [Task("a", make_task_blocks(0)), Task("../b", make_task_blocks(1))]},
             BadValueError,
             "name is that of a folder",
         ),
-        ({"tasks": [Task("a", make_blocks(0)), Task("b")]}, BadValueError, "no data"),
+        ({"tasks": [Task("a", make_task_blocks(0)), Task("b")]}, BadValueError, "no data"),
         ({"rounds": 0}, BadValueError, "rounds=0"),
         ({"steps_per_round": 1.5}, BadValueError, r"steps_per_round=1\.5"),
         ({"merge": Merge("avarage")}, MissingNameError, "no merging rule"),

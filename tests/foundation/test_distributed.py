@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from support import launch
 
 from hf_taskvec.distributed import Processes
 from hf_taskvec.errors import BadValueError
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_alone_everything_is_ones_own() -> None:
@@ -41,7 +39,7 @@ def test_alone_accelerate_is_not_imported() -> None:
     }
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment | {"PYTHONPATH": str(TESTS.parent)},
+        env=environment | {"PYTHONPATH": str(launch.TESTS.parent)},
         capture_output=True,
         text=True,
     )
@@ -52,13 +50,7 @@ def test_alone_accelerate_is_not_imported() -> None:
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each of two processes saw."""
     folder = tmp_path_factory.mktemp("two")
-    options = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *options, "--main_process_port", "0"]
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    script = TESTS / "support" / "launched_processes.py"
-    done = subprocess.run([*launch, str(script), str(folder)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch.succeed(launch.SUPPORT / "launched_processes.py", folder, processes=2)
     return [json.loads((folder / f"{number}.json").read_text()) for number in (0, 1)]
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import datasets
-import torch
 from support.launch import leave_processes
+from support.launched_training import make_blocks
 
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
@@ -23,15 +23,14 @@ NAMES = ("a", "b", "c")
 MERGES = {"mima": Merge(), "atm": Merge("sum", 0.4), "ties": Merge("ties", 1.0, {"density": 0.5})}
 
 
-def make_blocks(task: int, count: int = 6, length: int = 16) -> datasets.Dataset:
-    draw = torch.Generator().manual_seed(task)
-    return datasets.Dataset.from_dict({"input_ids": torch.randint(3, 20, (count, length), generator=draw).tolist()})
+def make_task_blocks(task: int) -> datasets.Dataset:
+    return make_blocks(6, seed=task)
 
 
 def make_tasks() -> list[Task]:
     state = processes()
     mine = range(state.process_index, len(NAMES), state.num_processes)
-    return [Task(name, make_blocks(number) if number in mine else None) for number, name in enumerate(NAMES)]
+    return [Task(name, make_task_blocks(number) if number in mine else None) for number, name in enumerate(NAMES)]
 
 
 def main(base: str, output: str) -> None:

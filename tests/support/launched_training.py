@@ -25,6 +25,7 @@ from hf_taskvec.training import TrainingSettings, finetune
 
 # 21 blocks in batches of 4: the last batch of an epoch has one block, so the second process has none for it.
 SETTINGS = TrainingSettings(epochs=2, batch_size=4, learning_rate=1e-3, micro_batch_size=1)
+QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
 LORA = TrainingSettings(method="lora", rank=4, epochs=2, batch_size=4, learning_rate=1e-3)
 
 

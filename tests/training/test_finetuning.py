@@ -18,7 +18,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support import launch
-from support.launched_training import LORA, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
+from support.folders import names
+from support.launched_training import LORA, QUICK, SETTINGS, StoppedError, Stopping, make_blocks, tied_model
 from support.tiny_models import ARCHITECTURES, EXPERTS, TinyModels, make
 from transformers import AutoModelForCausalLM
 
@@ -34,17 +35,6 @@ from hf_taskvec.training import (
 )
 
 SCRIPT = launch.SUPPORT / "launched_training.py"
-QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
-
-
-@pytest.fixture(scope="session")
-def base(models: TinyModels) -> Path:
-    return models.pair("phi").base
-
-
-@pytest.fixture
-def blocks() -> datasets.Dataset:
-    return make_blocks()
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -58,10 +48,6 @@ def files(folder: Path) -> dict[str, bytes]:
     record = json.loads(found["training.json"])
     record.pop("timing")
     return {**found, "training.json": json.dumps(record).encode()}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def largest_difference(one: Path, two: Path) -> float:

@@ -10,7 +10,8 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.launched_training import LORA, SETTINGS, make_blocks
+from support.folders import names
+from support.launched_training import LORA, QUICK, SETTINGS
 from support.tiny_models import TinyModels, make
 from transformers import AutoModelForCausalLM, BertConfig, T5Config
 
@@ -25,22 +26,6 @@ from hf_taskvec.errors import (
     UnsupportedError,
 )
 from hf_taskvec.training import TrainingSettings, check_memory, estimate_memory, finetune
-
-QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
-
-
-@pytest.fixture(scope="session")
-def base(models: TinyModels) -> Path:
-    return models.pair("phi").base
-
-
-@pytest.fixture
-def blocks() -> datasets.Dataset:
-    return make_blocks()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.launched_training import StoppedError, make_blocks
-from support.tiny_models import TinyModels
+from support.folders import names
+from support.launched_training import StoppedError
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from hf_taskvec import TaskVector
@@ -19,23 +19,7 @@ from hf_taskvec.errors import (
     UnsupportedError,
 )
 from hf_taskvec.files.output_folder import unfinished
-from hf_taskvec.training import TaskVectorCallback, TrainingSettings
-
-QUICK = TrainingSettings(epochs=1, batch_size=8, learning_rate=1e-3)
-
-
-@pytest.fixture(scope="session")
-def base(models: TinyModels) -> Path:
-    return models.pair("phi").base
-
-
-@pytest.fixture
-def blocks() -> datasets.Dataset:
-    return make_blocks()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from hf_taskvec.training import TaskVectorCallback
 
 
 def trainer(

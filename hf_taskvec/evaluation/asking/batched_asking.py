@@ -14,6 +14,7 @@ from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, Scalabl
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import full_fingerprint
+from hf_taskvec.models.model_facts import context_length
 from hf_taskvec.progress import progress_bar
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
@@ -83,8 +84,7 @@ def ask(
         progress (`bool`, *optional*):
             Show a progress bar; by default on a terminal.
     """
-    # GPT-2's n_positions is mapped to this name; an architecture without a limit (Mamba) lacks it.
-    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model.config)
     tokenized = tokenize_passages(passages, protocol, tokenizer, context)
     fingerprint = _agreed(full_fingerprint(model))
     keys = {

@@ -1,11 +1,9 @@
 """One batch through the model: what it writes after each prompt, and how likely it finds the true text."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +13,8 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.key_value_cache import preallocated_cache
 from hf_taskvec.evaluation.texts.protocols import Decoding
+from hf_taskvec.models.layout import without_peft
+from hf_taskvec.models.model_facts import accepts_logits_to_keep, evaluation_mode, input_device, vocabulary_size
 
 # The logits of one forward pass take at most so many bytes; more rows go through in several passes.
 _LOGITS_BYTES = 1 << 29
@@ -52,8 +52,8 @@ class Generator:
         self.likelihood = likelihood
         self.model, self.tokenizer, self.decoding, self.seed = model, tokenizer, decoding, seed
         self.model_seconds = 0.0
-        self._owner = _generation_config_owner(model)
-        self._skips_logits = "logits_to_keep" in signature(self._owner.forward).parameters
+        self._owner = without_peft(model)  # a PeftModel passes its base's generation_config on
+        self._skips_logits = accepts_logits_to_keep(model)
         own = self._owner.generation_config
         ends = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
         self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
@@ -67,18 +67,15 @@ class Generator:
         A checkpoint's `generation_config.json` may ask for sampling or a repetition penalty: the protocol
         alone decides here.
         """
-        training = [module for module in self.model.modules() if module.training]
         kept = self._owner.generation_config
         self._owner.generation_config = GenerationConfig(
             eos_token_id=self._ends or None, bos_token_id=kept.bos_token_id, pad_token_id=self._pad
         )
-        self.model.eval()
         try:
-            yield
+            with evaluation_mode(self.model):
+                yield
         finally:
             self._owner.generation_config = kept
-            for module in training:
-                module.training = True
 
     def run(self, passages: Sequence[TokenizedPassage], set_rows: Callable[[slice], None]) -> list[Continuation]:
         """The continuations of a batch, in its order.
@@ -98,7 +95,7 @@ class Generator:
         return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
 
     def _generate(self, passages: Sequence[TokenizedPassage]) -> list[list[int]]:
-        device = self._device()
+        device = input_device(self.model)
         width = max(len(passage.prompt_ids) for passage in passages)
         ids = torch.full((len(passages), width), self._pad, dtype=torch.long)
         mask = torch.zeros((len(passages), width), dtype=torch.long)
@@ -136,9 +133,9 @@ class Generator:
         self, passages: Sequence[TokenizedPassage], set_rows: Callable[[slice], None]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
         """For each row the log-probabilities of the answer's tokens, and which of them come first."""
-        device = self._device()
+        device = input_device(self.model)
         width = max(len(passage.prompt_ids) + len(passage.answer_ids) for passage in passages)
-        vocabulary = self.model.config.get_text_config().vocab_size
+        vocabulary = vocabulary_size(self.model.config)
         # The first position whose next token belongs to an answer: the output layer is not asked before it.
         kept = width + 1 - min(len(passage.prompt_ids) for passage in passages)
         keep = {"logits_to_keep": kept} if self._skips_logits else {}
@@ -170,11 +167,6 @@ class Generator:
             yield
         self.model_seconds += time.perf_counter() - begin
 
-    def _device(self) -> torch.device:
-        """Where a dispatched model takes its input; offloaded weights are on `meta`, their hook moves the rest."""
-        device = self.model.get_input_embeddings().weight.device
-        return torch.device("cpu") if device.type == "meta" else device
-
 
 def _view(passage: TokenizedPassage, logits: torch.Tensor) -> tuple[tuple[float, ...], tuple[bool, ...]]:
     true = torch.tensor(passage.answer_ids, device=logits.device)
@@ -182,15 +174,6 @@ def _view(passage: TokenizedPassage, logits: torch.Tensor) -> tuple[tuple[float,
     if not bool(log_probs.isfinite().all()):
         raise _broken(passage)
     return tuple(log_probs.tolist()), tuple((logits.argmax(-1) == true).tolist())
-
-
-def _generation_config_owner(model: Any) -> Any:
-    if "peft" in sys.modules:  # a PeftModel passes its base's generation_config on
-        from peft import PeftModel
-
-        if isinstance(model, PeftModel):
-            return model.get_base_model()
-    return model
 
 
 def _broken(passage: TokenizedPassage) -> BadValueError:

@@ -9,7 +9,7 @@ from typing import Any, runtime_checkable
 from typing import Protocol as Interface
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.layout import without_peft
 
 
 @runtime_checkable
@@ -58,16 +58,11 @@ def check_edit(edit: Any, model: Any) -> None:
             "a task vector gives one: vector.edit(model)"
         )
     # `modules` also finds a model inside PEFT's wrapper or that of torch.compile.
-    if isinstance(edit, EditOnModel) and all(part is not _unwrapped(edit.model) for part in model.modules()):
+    if isinstance(edit, EditOnModel) and all(part is not without_peft(edit.model) for part in model.modules()):
         raise BadValueError(
             "the edit is on another model than the one that is asked, so λ would change nothing: "
             "pass the model that was edited, or the vector itself: sweep(model, vector, ...)"
         )
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model inside PEFT's wrapper, if it has one."""
-    return model.get_base_model() if is_peft_model(model) else model
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.evaluation.texts.word_tokens import words
+from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
 
 MetricKind = Literal["memory", "health"]
 MetricName = Literal[
@@ -55,13 +55,14 @@ class Metric:
 
     `kind` is `"memory"` (the book is still there) or `"health"` (the model still works); `higher` says
     whether a higher value means more of that. `geometric` metrics are averaged in the logarithm.
+    Those of Rouge-L have no `compute`: `measure` takes all three from one comparison of the texts.
     """
 
     name: MetricName
     kind: MetricKind
     higher: bool
     definition: str
-    compute: Callable[[AnsweredPassage, Protocol], float]
+    compute: Callable[[AnsweredPassage, Protocol], float] | None = None
     geometric: bool = False
     digits: int = 4
     likelihood: bool = False  # needs the log-probabilities of the true continuation
@@ -83,7 +84,7 @@ def perplexity(log_probs: Sequence[float]) -> float:
 def distinct(output: str, n: int) -> float:
     """The share of the n-grams of words that are different ones; 0 for a text with fewer than n words."""
     found = words(output)
-    grams = list(zip(*(found[i:] for i in range(n)), strict=False))
+    grams = list(ngrams(found, n))
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -97,7 +98,7 @@ def longest_run(output: str, answer: str) -> int:
     left, right = words(output), words(answer)
 
     def shared(n: int) -> bool:
-        return not _grams(left, n).isdisjoint(_grams(right, n))
+        return not set(ngrams(left, n)).isdisjoint(ngrams(right, n))
 
     # A shared run of n words holds shared runs of every smaller length: bisect.
     low, high = 0, min(len(left), len(right))
@@ -105,10 +106,6 @@ def longest_run(output: str, answer: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if shared(middle) else (low, middle - 1)
     return low
-
-
-def _grams(found: list[str], n: int) -> set[tuple[str, ...]]:
-    return set(zip(*(found[i:] for i in range(n)), strict=False))
 
 
 def extraction_strength(hits: Sequence[bool]) -> float:
@@ -141,21 +138,18 @@ METRICS: dict[str, Metric] = {
             "memory",
             True,
             "F1 of the longest common subsequence of words, by the protocol's scorer",
-            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).fmeasure,
         ),
         Metric(
             "rouge_l_precision",
             "memory",
             True,
             "the share of the generated words in that subsequence",
-            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).precision,
         ),
         Metric(
             "rouge_l_recall",
             "memory",
             True,
             "the share of the true words in that subsequence",
-            lambda o, p: p.score_factor * score_text(o.output, o.answer, p).recall,
         ),
         Metric(
             "perplexity",
@@ -230,11 +224,13 @@ METRICS: dict[str, Metric] = {
 def measure(answered: AnsweredPassage, protocol: Protocol) -> dict[str, float]:
     """Every metric of one passage; without log-probabilities, those that need none."""
     score = score_text(answered.output, answered.answer, protocol)
-    # One comparison of the texts serves all three: it is the costly part.
-    found = {
+    # One comparison of the texts, which is the costly part, serves all three.
+    found: dict[str, float] = {
         "rouge_l": protocol.score_factor * score.fmeasure,
         "rouge_l_precision": protocol.score_factor * score.precision,
         "rouge_l_recall": protocol.score_factor * score.recall,
     }
-    rest = [m for m in METRICS.values() if m.name not in found and (answered.log_probs or not m.likelihood)]
-    return found | {metric.name: metric.compute(answered, protocol) for metric in rest}
+    for metric in METRICS.values():
+        if metric.compute is not None and (answered.log_probs or not metric.likelihood):
+            found[metric.name] = metric.compute(answered, protocol)
+    return found

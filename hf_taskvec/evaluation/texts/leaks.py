@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hf_taskvec.evaluation.texts.passages import Passage
-from hf_taskvec.evaluation.texts.word_tokens import words
+from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
 
 # A run of so many words, equal but for case and punctuation, counts as the answer (or a telling part of it).
 RUN = 12
@@ -94,9 +94,5 @@ class _Index:
         if size == 0:
             return True  # an answer without words (a row of asterisks) stands everywhere
         if size not in self._runs:
-            self._runs[size] = {gram for text in self._texts for gram in _grams(text, size)}
-        return any(gram in self._runs[size] for gram in _grams(found, size))
-
-
-def _grams(found: list[str], size: int) -> Iterable[tuple[str, ...]]:
-    return zip(*(found[i:] for i in range(size)), strict=False)
+            self._runs[size] = {gram for text in self._texts for gram in ngrams(text, size)}
+        return any(gram in self._runs[size] for gram in ngrams(found, size))

@@ -1,6 +1,7 @@
 """Texts as words: how Rouge-L compares them, and how leaks are found."""
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,3 +29,12 @@ def words(text: str, stemmer: bool = False) -> list[str]:
     """
     found = _WORDS.findall(text.lower())
     return [_stem(word) for word in found] if stemmer else found
+
+
+def ngrams(found: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+    """Every run of n words, in order.
+
+    >>> list(ngrams(["to", "be", "or"], 2))
+    [('to', 'be'), ('be', 'or')]
+    """
+    return zip(*(found[i:] for i in range(n)), strict=False)
