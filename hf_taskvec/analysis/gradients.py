@@ -22,8 +22,9 @@ from hf_taskvec.analysis.token_batches import batches, summed_loss
 from hf_taskvec.analysis.token_rows import Data, check_predictable, check_rows, token_rows
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, UnsupportedError, some
-from hf_taskvec.extraction.from_any import kind_of, open_vector
+from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.figures import Plottable
+from hf_taskvec.models.folder_contents import kind_of
 from hf_taskvec.models.layout import is_peft_model, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint, live_weights
 from hf_taskvec.models.model_facts import evaluation_mode

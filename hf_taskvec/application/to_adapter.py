@@ -20,8 +20,10 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
-from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, read_json
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config
+from hf_taskvec.models.locations import locate
 from hf_taskvec.progress import progress_bar
 
 #: what to do with changes that are not low-rank

@@ -41,7 +41,8 @@ def extract_command(
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """
-    from hf_taskvec.extraction.from_any import kind_of, open_vector
+    from hf_taskvec.extraction.from_any import open_vector
+    from hf_taskvec.models.folder_contents import kind_of
 
     if len(models) > 2:
         raise BadValueError(f"extract takes a base and a fine-tune, or an adapter, not {len(models)} models.")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.errors import MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Role, load_book
 from hf_taskvec.experiments.experiment_config import ExperimentConfig
-from hf_taskvec.models.checkpoint import locate
 from hf_taskvec.models.companions import COMPANIONS
+from hf_taskvec.models.locations import locate
 
 if TYPE_CHECKING:
     import datasets

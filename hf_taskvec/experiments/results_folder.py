@@ -10,7 +10,7 @@ from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
 from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 
 SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.

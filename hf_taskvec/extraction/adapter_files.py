@@ -24,10 +24,12 @@ from hf_taskvec.errors import (
 from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG
 from hf_taskvec.hub_names import may_be_hub_id
-from hf_taskvec.models.checkpoint import Checkpoint, locate, open_files, read_json
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.checkpoint import Checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint
-from hf_taskvec.models.locations import Location
+from hf_taskvec.models.locations import Location, locate
+from hf_taskvec.models.tensor_files import open_files
 
 # What LoraConfig can say without changing which function of the stored tensors the adapter is, or what is handled here.
 # A field that is not named here and differs from its default is refused, so an option of a later PEFT cannot slip by.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hf_taskvec import filenames
 from hf_taskvec.errors import LeakError
 from hf_taskvec.hub_names import may_be_hub_id
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 from hf_taskvec.publishing.card_evaluation import find_report, published_report
 from hf_taskvec.publishing.model_card import card_for, check_card
 from hf_taskvec.publishing.privacy import check_secrets, check_text

@@ -9,7 +9,7 @@ from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
 from hf_taskvec.hub_names import HUB_ID
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 from hf_taskvec.models.folder_contents import RECORDS, ContentKind, record_in
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_taskvec.errors import CorruptFileError
 from hf_taskvec.filenames import TRAINING_RECORD
-from hf_taskvec.models.checkpoint import read_json
+from hf_taskvec.json_files import read_json
 
 VECTORS = "vectors"
 

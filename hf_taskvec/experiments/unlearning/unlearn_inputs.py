@@ -21,7 +21,10 @@ from hf_taskvec.experiments.training_stages import json_digest
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from hf_taskvec.models.checkpoint import Checkpoint, locate, open_checkpoint, open_files, read_json
+from hf_taskvec.json_files import read_json
+from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.locations import locate
+from hf_taskvec.models.tensor_files import open_files
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
