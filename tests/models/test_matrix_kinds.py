@@ -3,8 +3,7 @@
 import pytest
 
 from hf_taskvec.errors import MismatchError
-from hf_taskvec.experiments.synthetic_library.book_writer import Place
-from hf_taskvec.models.matrix_kinds import fused_rows, place_of
+from hf_taskvec.models.matrix_kinds import MatrixPlace, fused_rows, place_of
 
 
 def test_what_is_no_matrix_of_a_layer_has_no_place() -> None:
@@ -14,7 +13,7 @@ def test_what_is_no_matrix_of_a_layer_has_no_place() -> None:
 
 def test_cross_attention_has_no_place() -> None:
     """Its names are like those of attention, and its sizes are others."""
-    assert place_of("transformer.h.0.attn.c_attn.weight") == Place(0, "QKV")
+    assert place_of("transformer.h.0.attn.c_attn.weight") == MatrixPlace(0, "QKV")
     assert place_of("transformer.h.0.crossattention.c_attn.weight") is None
 
 
