@@ -9,14 +9,11 @@ import torch
 from hf_taskvec.analysis.token_batches import Batch, batches, make_batch
 from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.models.model_facts import accepts_logits_to_keep, vocabulary_size
+from hf_taskvec.models.model_facts import accepts_logits_to_keep, rows_per_pass
 
 #: One sample for each row: the logits after its last token (`last`) or their mean over its tokens (`mean`); or one for
 #: each of some positions of each row, drawn at random (`sample`).
 Pooling = Literal["last", "mean", "sample"]
-
-# The logits of one forward pass take at most so many bytes.
-_LOGITS_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -44,11 +41,10 @@ class SamplePooling:
 
 def pooled_logits(model: Any, rows: TokenRows, first: int, pool: SamplePooling, bar: Any) -> torch.Tensor:
     """The pooled logits of some rows, one line for each sample, in fp32."""
-    vocabulary = vocabulary_size(model.config)
     skips = accepts_logits_to_keep(model)
     found = []
     for batch in batches(rows, pool.batch_size, first):
-        most = max(1, _LOGITS_BYTES // (4 * vocabulary * batch.input_ids.shape[1]))
+        most = rows_per_pass(model.config, batch.input_ids.shape[1])
         for start in range(0, len(batch.lengths), most):
             part = rows[batch.first - first :][start : min(start + most, len(batch.lengths))]
             found.append(_pooled(model, make_batch(part, batch.first + start), pool, skips))

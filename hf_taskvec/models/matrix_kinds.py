@@ -14,8 +14,8 @@ from hf_taskvec.errors import MismatchError
 Kind = Literal["Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2"]
 KINDS: tuple[Kind, ...] = ("Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2")
 
-# Fewer lists than `parameter_names.layer_of` knows: MPT (`blocks`) and BERT (`layer`) name their attention in ways that
-# the table below lacks, so none of their matrices has a kind.
+# Fewer lists of layers than `parameter_names.layer_of` knows: in MPT (`blocks`) and BERT (`layer`) nothing has a kind.
+# The table below lacks the names of their attention (`Wqkv`, `query`).
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)\.weight$")
 _CROSS = re.compile(r"(?:^|\.)(?:crossattention|cross_attn|encoder_attn)\.")
 _EXPERT = re.compile(r"experts\.(\d+)\.(\w+)$")

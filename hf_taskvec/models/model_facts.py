@@ -9,6 +9,9 @@ import torch
 
 from hf_taskvec.models.layout import without_peft
 
+# The logits of one forward pass take at most so many bytes, in fp32.
+_LOGITS_BYTES = 1 << 29
+
 
 def context_length(config: Any) -> int | None:
     """How many tokens a model of this configuration reads at once; None for an architecture without a limit (Mamba).
@@ -24,6 +27,11 @@ def context_length(config: Any) -> int | None:
 def vocabulary_size(config: Any) -> int:
     """How many tokens a model of this configuration tells apart."""
     return config.get_text_config().vocab_size
+
+
+def rows_per_pass(config: Any, positions: int) -> int:
+    """How many rows to put through a model at once: the logits of so many positions of each are kept in bounds."""
+    return max(1, _LOGITS_BYTES // (4 * positions * vocabulary_size(config)))
 
 
 def accepts_logits_to_keep(model: Any) -> bool:

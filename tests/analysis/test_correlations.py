@@ -19,11 +19,11 @@ from hf_taskvec.analysis import (
     correlation_matrix,
     correlation_proxy,
     correlations,
-    pooled_logits,
     recommend_scales,
     task_correlation,
 )
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
+from hf_taskvec.models import model_facts
 
 
 def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
@@ -76,7 +76,7 @@ def test_chunks_change_nothing(pair, monkeypatch: pytest.MonkeyPatch, held: int)
     """However few outputs are held at a time, in one pass or in two."""
     whole = task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2)
     monkeypatch.setattr(correlations, "_HELD_BYTES", held)
-    monkeypatch.setattr(pooled_logits, "_LOGITS_BYTES", 1)
+    monkeypatch.setattr(model_facts, "_LOGITS_BYTES", 1)
     assert task_correlation(*pair, rows(0), rows(1), pooling="sample", positions=2).value == pytest.approx(
         whole.value, abs=1e-6
     )

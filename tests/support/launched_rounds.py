@@ -38,7 +38,7 @@ def main(base: str, output: str) -> None:
         run_rounds(base, make_tasks(), FULL, Path(output) / name, rounds=3, steps_per_round=2, merge=merge)
     run_rounds(base, make_tasks(), LORA, Path(output) / "lora", rounds=3, steps_per_round=2)
     try:  # what one process cannot do, all refuse
-        tasks = [Task("a", make_blocks(0)), Task("b")]
+        tasks = [Task("a", make_task_blocks(0)), Task("b")]
         run_rounds(base, tasks, FULL, Path(output) / "refused", rounds=1, steps_per_round=1)
     except TaskVectorError as error:
         (Path(output) / f"refused-{processes().process_index}.txt").write_text(str(error))

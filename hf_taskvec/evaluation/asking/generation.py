@@ -14,10 +14,7 @@ from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.key_value_cache import preallocated_cache
 from hf_taskvec.evaluation.texts.protocols import Decoding
 from hf_taskvec.models.layout import without_peft
-from hf_taskvec.models.model_facts import accepts_logits_to_keep, evaluation_mode, input_device, vocabulary_size
-
-# The logits of one forward pass take at most so many bytes; more rows go through in several passes.
-_LOGITS_BYTES = 1 << 29
+from hf_taskvec.models.model_facts import accepts_logits_to_keep, evaluation_mode, input_device, rows_per_pass
 
 
 @dataclass(frozen=True)
@@ -135,11 +132,10 @@ class Generator:
         """For each row the log-probabilities of the answer's tokens, and which of them come first."""
         device = input_device(self.model)
         width = max(len(passage.prompt_ids) + len(passage.answer_ids) for passage in passages)
-        vocabulary = vocabulary_size(self.model.config)
         # The first position whose next token belongs to an answer: the output layer is not asked before it.
         kept = width + 1 - min(len(passage.prompt_ids) for passage in passages)
         keep = {"logits_to_keep": kept} if self._skips_logits else {}
-        step = max(1, _LOGITS_BYTES // (4 * (kept if keep else width) * vocabulary))
+        step = rows_per_pass(self.model.config, kept if keep else width)
         views = []
         for first in range(0, len(passages), step):
             part = slice(first, min(first + step, len(passages)))
