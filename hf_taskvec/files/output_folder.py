@@ -1,6 +1,5 @@
 """Output folders that appear only when they are complete."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -99,8 +98,10 @@ def publish(part: Path, output: Path) -> None:
     if old.exists():
         shutil.rmtree(old)
     try:
-        if output.exists() and (any(output.iterdir()) or os.name == "nt"):
-            output.rename(old)  # an empty folder is replaced by the rename itself, but not on Windows
+        if output.exists() and any(output.iterdir()):
+            output.rename(old)
+        elif output.exists():  # Windows renames nothing to a name that is taken, not even by an empty folder
+            output.rmdir()
         part.rename(output)
     except BaseException:
         _bring_back(output)
