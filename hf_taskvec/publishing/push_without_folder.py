@@ -46,61 +46,7 @@ def push_merged(
 ) -> Pushed:
     """Push the model `base + scale * vector`. It is streamed through a temporary folder, never held in memory.
 
-    Args:
-        vector (`TaskVector`):
-            The vector.
-        repo_id (`str`):
-            `"me/model"`; made if it does not exist.
-        base (`str` or `Path`):
-            The model to edit: a Hub id or a folder.
-        scale (`float`, *optional*, defaults to 1.0):
-            λ.
-        dtype (`torch.dtype` or `str`, *optional*):
-            Of the model; by default that of each of the base's tensors.
-        max_shard_size (`int` or `str`, *optional*):
-            E.g. `"5GB"`; by default the base's own files.
-        device (`str` or `torch.device`, *optional*, defaults to `"cpu"`):
-            Where to compute.
-        threads (`int`, *optional*):
-            How many threads write; by default as many as torch uses, but no more than 16.
-        strict_base (`bool`, *optional*, defaults to `False`):
-            Refuse a base that is not the one the vector was made from.
-        base_revision (`str`, *optional*):
-            Branch, tag or commit of `base`, if that is a Hub id.
-        work_folder (`str` or `Path`, *optional*):
-            Where the temporary folder is made; it needs as much space as the model. By default the system's own place
-            for temporary files.
-        report (`UnlearningReport`, `str` or `Path`, *optional*):
-            Of a sweep of this vector: a report, its file or its folder. The card shows its tables and plots; it is
-            pushed without the passages' texts.
-        base_model (`str`, *optional*):
-            The base's Hub id, for the card, if a copy in a folder was used.
-        datasets (`Sequence[str]`, *optional*):
-            Hub ids of the data sets, for the card.
-        purpose (`str`, *optional*):
-            Why the edit was made, in a sentence, for the card.
-        private (`bool`, *optional*):
-            Make a new repository private. A public one is refused then, not pushed to.
-        revision (`str`, *optional*):
-            The branch; made if it does not exist.
-        create_pr (`bool`, *optional*, defaults to `False`):
-            Open a pull request instead of committing to the branch.
-        commit_message (`str`, *optional*):
-            By default it says what is pushed, with the vector's expression.
-        commit_description (`str`, *optional*):
-            The body of the commit's message.
-        token (`str` or `bool`, *optional*):
-            As in transformers: by default that of the login. It also reads the base.
-        progress (`bool`, *optional*):
-            Show progress bars; by default on a terminal only.
-
-    Returns:
-        `Pushed`: The commit, and whether it is a new one.
-
-    Raises:
-        `UnsupportedError`: If several processes are running.
-        `MismatchError`: If the vector does not fit the base, or the report is of another edit.
-        `HubError`: If the Hub refuses the push or cannot be reached.
+    See `TaskVector.push_merged_to_hub`, which has the same options.
     """
     if is_launched():
         raise UnsupportedError(
@@ -161,53 +107,7 @@ def push_adapter(
 ) -> Pushed:
     """Push `scale * vector` as a PEFT adapter.
 
-    Args:
-        vector (`TaskVector`):
-            The vector; `dense` says what to do with changes that are not low-rank.
-        repo_id (`str`):
-            `"me/adapter"`; made if it does not exist.
-        scale (`float`, *optional*, defaults to 1.0):
-            λ.
-        base_model_name_or_path (`str` or `Path`, *optional*):
-            The base that the adapter names; by default the vector's own, if that came from the Hub.
-        base (`str` or `Path`, *optional*):
-            A folder or Hub id of the base, to check that the vector fits, and for `dense="save"`.
-        dense (`"refuse"`, `"save"` or `"drop"`, *optional*, defaults to `"refuse"`):
-            What to do with changes that are not low-rank; see `TaskVector.to_adapter`.
-        uniform_rank (`bool`, *optional*, defaults to `False`):
-            Pad all factors to one rank, as some serving engines want it.
-        dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
-            Of the stored factors.
-        report (`UnlearningReport`, `str` or `Path`, *optional*):
-            Of a sweep of this vector: a report, its file or its folder. The card shows its tables and plots; it is
-            pushed without the passages' texts.
-        base_model (`str`, *optional*):
-            The base's Hub id, for the card, if a copy in a folder was used.
-        datasets (`Sequence[str]`, *optional*):
-            Hub ids of the data sets, for the card.
-        purpose (`str`, *optional*):
-            Why the edit was made, in a sentence, for the card.
-        private (`bool`, *optional*):
-            Make a new repository private. A public one is refused then, not pushed to.
-        revision (`str`, *optional*):
-            The branch; made if it does not exist.
-        create_pr (`bool`, *optional*, defaults to `False`):
-            Open a pull request instead of committing to the branch.
-        commit_message (`str`, *optional*):
-            By default it says what is pushed, with the vector's expression.
-        commit_description (`str`, *optional*):
-            The body of the commit's message.
-        token (`str` or `bool`, *optional*):
-            As in transformers: by default that of the login.
-        progress (`bool`, *optional*):
-            Show progress bars; by default on a terminal only.
-
-    Returns:
-        `Pushed`: The commit, and whether it is a new one.
-
-    Raises:
-        `UnsupportedError`: If a change is not low-rank and `dense="refuse"`.
-        `HubError`: If the Hub refuses the push or cannot be reached.
+    See `TaskVector.push_adapter_to_hub`, which has the same options.
     """
     with tempfile.TemporaryDirectory(prefix="taskvec-") as temporary:
         written = vector.to_adapter(
@@ -255,40 +155,7 @@ def push_vector(
 ) -> Pushed:
     """Push the vector itself; `TaskVector.load(repo_id)` brings it back.
 
-    Args:
-        vector (`TaskVector`):
-            The vector. It is stored losslessly, factors as factors.
-        repo_id (`str`):
-            `"me/vector"`; made if it does not exist.
-        report (`UnlearningReport`, `str` or `Path`, *optional*):
-            Of a sweep of this vector: a report, its file or its folder. The card shows its tables and plots; it is
-            pushed without the passages' texts.
-        base_model (`str`, *optional*):
-            The base's Hub id, for the card, if a copy in a folder was used.
-        datasets (`Sequence[str]`, *optional*):
-            Hub ids of the data sets, for the card.
-        purpose (`str`, *optional*):
-            Why the edit was made, in a sentence, for the card.
-        private (`bool`, *optional*):
-            Make a new repository private. A public one is refused then, not pushed to.
-        revision (`str`, *optional*):
-            The branch; made if it does not exist.
-        create_pr (`bool`, *optional*, defaults to `False`):
-            Open a pull request instead of committing to the branch.
-        commit_message (`str`, *optional*):
-            By default it says what is pushed, with the vector's expression.
-        commit_description (`str`, *optional*):
-            The body of the commit's message.
-        token (`str` or `bool`, *optional*):
-            As in transformers: by default that of the login.
-        progress (`bool`, *optional*):
-            Show progress bars; by default on a terminal only.
-
-    Returns:
-        `Pushed`: The commit, and whether it is a new one.
-
-    Raises:
-        `HubError`: If the Hub refuses the push or cannot be reached.
+    See `TaskVector.push_to_hub`, which has the same options.
     """
     with tempfile.TemporaryDirectory(prefix="taskvec-") as temporary:
         folder = Path(temporary) / "vector"
