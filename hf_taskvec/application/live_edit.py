@@ -1,5 +1,6 @@
 """`Edit`: a task vector on a live model, whether it is merged into the weights or attached beside them."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from weakref import WeakKeyDictionary, ref
 
@@ -13,7 +14,7 @@ from hf_taskvec.models.layout import without_peft
 _edits: "WeakKeyDictionary[torch.nn.Module, list[ref[Edit]]]" = WeakKeyDictionary()
 
 
-class Edit:
+class Edit(ABC):
     """A vector on a live model, at a scale that can be moved. Made by `TaskVector.edit`.
 
     It ends with `restore` or `keep`, or with its `with` block, which restores the model. Several edits on one model end
@@ -137,14 +138,14 @@ class Edit:
 
     # What merged and attached edits do in different ways.
 
-    def _set(self, scale: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _set(self, scale: float) -> None: ...
 
-    def _restore(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _restore(self) -> None: ...
 
-    def _keep(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _keep(self) -> None: ...
 
 
 def checked_scale(scale: float) -> float:
