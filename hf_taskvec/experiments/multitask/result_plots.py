@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.round_trace import pairs
-from hf_taskvec.figures import COLOURS, look, render
+from hf_taskvec.figures import COLOURS, look, render, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@styled()
+def result_figures(results: MultitaskResults) -> "dict[str, Figure]":
+    """The figures `gap`, `cosines`, `rounds` and `tasks`."""
+    draw = {"gap": _gap, "cosines": _cosines, "rounds": _rounds, "tasks": _tasks}
+    return {name: figure(results) for name, figure in draw.items()}
+
+
 def save_plots(results: MultitaskResults, output: Path) -> None:
-    """Write `gap`, `cosines`, `rounds` and `tasks` into a folder, each as PNG and SVG."""
-    pages = {
-        "gap": lambda: _gap(results),
-        "cosines": lambda: _cosines(results),
-        "rounds": lambda: _rounds(results),
-        "tasks": lambda: _tasks(results),
-    }
-    for name, content in render(pages).items():
+    """Write the figures into a folder, each as PNG and SVG."""
+    for name, content in render(result_figures(results)).items():
         atomic.write_bytes(output / name, content)
 
 
