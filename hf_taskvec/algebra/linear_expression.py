@@ -275,7 +275,7 @@ class LinearExpression(Mapping[str, ParameterChange]):
         provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance, **options)
         return type(self)(terms, provenance, discarded)
 
-    def prune_rows(self, fraction: float, include: re.Pattern[str] = MLP) -> "Self":
+    def prune_rows(self, fraction: float, include: re.Pattern[str] = MLP, *, progress: bool | None = None) -> "Self":
         """The vector with only the share `fraction` of the rows kept in each MLP matrix: those whose change is largest.
 
         Biases and all other parameters stay as they are. Low-rank changes stay low-rank: the left factor's rows are set
@@ -286,6 +286,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
                 How many of the rows to keep, above 0 and at most 1; at least one row is kept.
             include (`re.Pattern`, *optional*):
                 Which matrices; by default the MLPs'.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
 
         Returns:
             `TaskVector`: The pruned vector. The rows' norms are measured by this call.
@@ -304,7 +306,7 @@ class LinearExpression(Mapping[str, ParameterChange]):
         """
         terms = {name: each.terms for name, each in self.items()}
         discarded = dict(self._discarded)
-        for name, (kept, lost) in pruned_rows(self, fraction, include).items():
+        for name, (kept, lost) in pruned_rows(self, fraction, include, progress).items():
             terms[name] = kept
             discarded[name] = 1.0 - (1.0 - discarded.get(name, 0.0)) * (1.0 - lost)
         return type(self)(terms, self._provenance.through("prune_rows", fraction=fraction), discarded)

@@ -16,13 +16,14 @@ from hf_taskvec.algebra.parameter_change import ParameterChange
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import BadValueError, MissingNameError, some
+from hf_taskvec.progress import progress_bar
 
 #: the matrices of an MLP: `mlp.fc1`, OPT's bare `fc1`, the experts of a mixture
 MLP = re.compile(r"(\.mlp\.|\.fc[12]\.|\.experts\.).*weight$")
 
 
 def pruned_rows(
-    changes: Mapping[str, ParameterChange], fraction: float, include: re.Pattern[str]
+    changes: Mapping[str, ParameterChange], fraction: float, include: re.Pattern[str], progress: bool | None = None
 ) -> dict[str, tuple[tuple[Term, ...], float]]:
     """The terms of each matrix that loses rows, and the share of its squared norm that is lost with them.
 
@@ -37,7 +38,7 @@ def pruned_rows(
             "to prune. Name the matrices with include=."
         )
     result = {}
-    for change in chosen:
+    for change in progress_bar(chosen, "Pruning", progress):
         squares = _squared_norms(change)
         count = math.ceil(fraction * len(squares))
         # Stable, so that equal norms keep the earlier rows on every machine.
