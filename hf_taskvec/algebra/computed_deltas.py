@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from hf_taskvec.algebra.deltas import Delta, DeltaWriter, Dense
 from hf_taskvec.algebra.rounding import not_finite
-from hf_taskvec.algebra.sources import Source, describe, numel
+from hf_taskvec.algebra.sources import Source, describe, handle_of, numel
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import UnsupportedError
 
@@ -297,6 +297,11 @@ class Factor(Source):
     @override
     def identity(self) -> str:
         return f"{hashlib.sha256(describe(self.of).encode()).hexdigest()}.{self.part}"
+
+    @cached_property
+    @override
+    def handle(self) -> str:
+        return f"{describe(self.of, handle_of)}.{self.part}"
 
     @property
     @override

@@ -4,7 +4,6 @@ What a task vector is, apart from where it comes from and what is done with it. 
 number is asked for.
 """
 
-import fnmatch
 import hashlib
 import math
 import numbers
@@ -17,22 +16,20 @@ import torch
 
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.low_rank import Target, compress
+from hf_taskvec.algebra.name_patterns import Pattern, listed, matching
 from hf_taskvec.algebra.parameter_change import ParameterChange
 from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.rendering import as_html, as_text
-from hf_taskvec.algebra.rounding import parse_dtype
+from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
 from hf_taskvec.algebra.row_pruning import MLP, pruned_rows
-from hf_taskvec.algebra.sources import Source, describe
+from hf_taskvec.algebra.sources import Source, describe, handle_of
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean, some
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
 from hf_taskvec.progress import progress_bar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: a glob string or a compiled regular expression over parameter names
-Pattern = str | re.Pattern[str]
 
 
 class LinearExpression(Mapping[str, ParameterChange]):
@@ -46,7 +43,7 @@ class LinearExpression(Mapping[str, ParameterChange]):
     ) -> None:
         folded = ((name, _fold(name, each)) for name, each in terms.items())
         self._changes = {name: ParameterChange(name, each) for name, each in folded if each}
-        self._provenance = provenance or Provenance()
+        self._provenance = (provenance or Provenance()).identified(lambda: self._digest(handle_of))
         self._discarded = dict(discarded or {})
 
     # The mapping.
@@ -161,12 +158,12 @@ class LinearExpression(Mapping[str, ParameterChange]):
         elif not isinstance(scales, Mapping):
             raise _not_a_number(scales)
         else:
-            matched = {pattern: set(self._matching(pattern)) for pattern in scales}
+            matched = {pattern: set(matching(pattern, self)) for pattern in scales}
             factors = {}
             for name in self:
                 found = (scales[pattern] for pattern, names in matched.items() if name in names)
                 factors[name] = _finite(next(found, default))
-            by = {_text(pattern): _finite(scale) for pattern, scale in scales.items()}
+            by = {pattern: _finite(scale) for pattern, scale in scales.items()}
             described = {"by": by, "default": None if default == 1.0 else _finite(default)}
         terms = {name: [Term(t.weight * factors[name], t.delta) for t in each.terms] for name, each in self.items()}
         return type(self)(terms, self._provenance.through("scale", **described))
@@ -198,27 +195,13 @@ class LinearExpression(Mapping[str, ParameterChange]):
             ['mlp.w']
 
         """
-        chosen = set(self) if include is None else {n for p in _patterns(include) for n in self._matching(p)}
-        for pattern in _patterns(exclude):
-            chosen -= set(self._matching(pattern))
+        kept = None if include is None else listed(include)
+        left_out = None if exclude is None else listed(exclude)
+        chosen = set(self) if kept is None else {name for pattern in kept for name in matching(pattern, self)}
+        for pattern in left_out or ():
+            chosen -= set(matching(pattern, self))
         terms = {name: each.terms for name, each in self.items() if name in chosen}
-        described = {
-            "include": [_text(p) for p in _patterns(include)] or None,
-            "exclude": [_text(p) for p in _patterns(exclude)] or None,
-        }
-        return type(self)(terms, self._provenance.through("filter", **described))
-
-    def _matching(self, pattern: Pattern) -> list[str]:
-        if isinstance(pattern, str):
-            names = fnmatch.filter(self, pattern) if pattern not in self else [pattern]
-        else:
-            names = [name for name in self if pattern.search(name)]
-        if not names:
-            raise MissingNameError(
-                f"the pattern {_text(pattern)!r} matches none of the vector's {len(self)} parameters"
-                f" ({some(self, 2)}).{did_you_mean(_text(pattern), self)}"
-            )
-        return names
+        return type(self)(terms, self._provenance.through("filter", include=kept, exclude=left_out))
 
     def compress(
         self,
@@ -271,7 +254,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
                 continue
             result = compress(name, each.terms, target, parse_dtype(dtype), exact)
             terms[name], discarded[name] = result.terms, result.discarded
-        options = {"dtype": None if parse_dtype(dtype) == torch.float32 else str(dtype), "exact": exact}
+        found = parse_dtype(dtype)
+        options = {"dtype": None if found == torch.float32 else dtype_name(found), "exact": exact}
         provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance, **options)
         return type(self)(terms, provenance, discarded)
 
@@ -309,7 +293,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
         for name, (kept, lost) in pruned_rows(self, fraction, include, progress).items():
             terms[name] = kept
             discarded[name] = 1.0 - (1.0 - discarded.get(name, 0.0)) * (1.0 - lost)
-        return type(self)(terms, self._provenance.through("prune_rows", fraction=fraction), discarded)
+        described = {"fraction": fraction, "include": None if include == MLP else include}
+        return type(self)(terms, self._provenance.through("prune_rows", **described), discarded)
 
     # What is in it.
 
@@ -331,10 +316,13 @@ class LinearExpression(Mapping[str, ParameterChange]):
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the whole expression and of what it reads: equal only for vectors that do the same."""
+        return self._digest(lambda source: source.identity)
+
+    def _digest(self, leaf: Callable[[Source], str]) -> str:
         digest = hashlib.sha256()
         for name in sorted(self):
             for term in self[name].terms:
-                digest.update(f"{name}|{term.weight!r}|{describe(term.delta)}\n".encode())
+                digest.update(f"{name}|{term.weight!r}|{describe(term.delta, leaf)}\n".encode())
         return digest.hexdigest()
 
     def named(self, name: str) -> "Self":
@@ -483,13 +471,3 @@ def _cosine(dot: float, norm: float, other_norm: float, what: str) -> float:
     if norm == 0.0 or other_norm == 0.0:
         raise BadValueError(f"the cosine of {what} is undefined: one side has norm 0.")
     return max(-1.0, min(1.0, dot / (norm * other_norm)))
-
-
-def _patterns(patterns: Pattern | Iterable[Pattern] | None) -> tuple[Pattern, ...]:
-    if patterns is None:
-        return ()
-    return (patterns,) if isinstance(patterns, str | re.Pattern) else tuple(patterns)
-
-
-def _text(pattern: Pattern) -> str:
-    return pattern if isinstance(pattern, str) else pattern.pattern

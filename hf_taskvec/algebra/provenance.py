@@ -5,6 +5,7 @@ by its name only: no path of the user's machine is stored here or printed. (A ve
 store the path of a local folder that it refers to, beside its provenance.)
 """
 
+import keyword
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,15 @@ class Origin:
     how: str
     base: ModelRecord | None = None
     tuned: ModelRecord | None = None
+    #: a digest of the changes that the label stands for, told by the files and tensors that they are in. It is of this
+    #: process: a record of samples is no proof that two models are the same, and a saved vector gets a new one
+    identity: str | None = field(default=None, compare=False, repr=False)
+
+    def stands_for_the_same(self, other: "Origin") -> bool:
+        """Whether both are known to be the same changes; where that is not known, whether the records are the same."""
+        if self.identity is None or other.identity is None:
+            return self == other
+        return self.identity == other.identity
 
     def __str__(self) -> str:
         models = [f"{side}={model}" for side, model in (("base", self.base), ("tuned", self.tuned)) if model]
@@ -108,7 +118,7 @@ class Origin:
     def from_json(cls, data: dict[str, Any]) -> "Origin":
         """What `to_json` gave."""
         models = {s: ModelRecord.from_json(data[s]) for s in ("base", "tuned") if s in data}
-        return cls(data["label"], data["how"], **models)
+        return cls(data["label"], data["how"], models.get("base"), models.get("tuned"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ class Provenance:
         text = ""
         for atom, weight in self.weights:
             sign = "-" if weight < 0 else "+"
-            factor = "" if abs(weight) == 1.0 else f"{abs(weight):.12g}*"
+            factor = "" if abs(weight) == 1.0 else f"{_number(abs(weight))}*"
             text += f" {sign} {factor}{atom}" if text else f"{sign.strip('+')}{factor}{atom}"
         return text or "0"
 
@@ -155,9 +165,11 @@ class Provenance:
         weights = dict(self.weights)
         for atom, weight in other.weights:
             weights[atom] = weights.get(atom, 0.0) + weight
-        origins = dict.fromkeys([*self.origins, *other.origins])
+        origins = {origin.label: origin for origin in (*other.origins, *self.origins)}
+        order = dict.fromkeys(origin.label for origin in (*self.origins, *other.origins))
         rules = dict.fromkeys([*self.rules, *other.rules])
-        return Provenance(tuple((a, w) for a, w in weights.items() if w != 0.0), tuple(origins), tuple(rules))
+        kept = tuple((atom, weight) for atom, weight in weights.items() if weight != 0.0)
+        return Provenance(kept, tuple(origins[label] for label in order), tuple(rules))
 
     def through(self, function: str, **arguments: object) -> "Provenance":
         """The provenance of `function(self, ...)`: one new atom."""
@@ -190,26 +202,43 @@ class Provenance:
         how = f"{self.expression}"
         return Provenance(((label, 1.0),), (Origin(label, how), *self.origins), self.rules)
 
+    def identified(self, identity: Callable[[], str]) -> "Provenance":
+        """The same provenance, its origins knowing what they stand for; those that knew it before keep that."""
+        if all(origin.identity is not None for origin in self.origins):
+            return self
+        known = identity()
+        origins = (replace(each, identity=each.identity or f"{each.label}|{known}") for each in self.origins)
+        return replace(self, origins=tuple(origins))
+
     def _relabelled_beside(self, other: "Provenance") -> "Provenance":
+        """The same provenance, with no label that stands for something else in another one."""
         taken = {origin.label: origin for origin in other.origins}
-        own = {origin.label for origin in self.origins}
-        result = self
+        known = {origin.identity: origin.label for origin in other.origins if origin.identity}
+        labels = {origin.label: origin.label for origin in self.origins}
         for origin in self.origins:
-            if taken.get(origin.label, origin) == origin:
+            if taken.get(origin.label, origin).stands_for_the_same(origin):
                 continue
             number = 2
-            while f"{origin.label}_{number}" in taken.keys() | own:
+            while f"{origin.label}_{number}" in taken.keys() | labels.keys():
                 number += 1
-            result = result._relabel(origin, f"{origin.label}_{number}")
-        return result
+            # Two vectors of one name may have met before, the other way round.
+            labels[origin.label] = known.get(origin.identity or "") or f"{origin.label}_{number}"
+        return self._relabelled({old: new for old, new in labels.items() if old != new})
 
-    def _relabel(self, origin: Origin, label: str) -> "Provenance":
-        swap = _word(origin.label, label)
-        return Provenance(
-            tuple((swap(atom), weight) for atom, weight in self.weights),
-            tuple(replace(o, label=label) if o == origin else o for o in self.origins),
-            self.rules,
+    def _relabelled(self, labels: Mapping[str, str]) -> "Provenance":
+        if not labels:
+            return self
+        swap = _swap(labels)
+        origins = (
+            replace(
+                each,
+                label=labels.get(each.label, each.label),
+                # What a vector that was given a name of its own is made of is an expression, too.
+                how=each.how if each.base or each.tuned else swap(each.how),
+            )
+            for each in self.origins
         )
+        return Provenance(tuple((swap(atom), weight) for atom, weight in self.weights), tuple(origins), self.rules)
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for a file."""
@@ -231,19 +260,35 @@ class Provenance:
 
 
 def _keywords(arguments: Mapping[str, object]) -> str:
-    return "".join(f", {key}={_plain(value)!r}" for key, value in arguments.items() if value is not None)
+    return "".join(f", {key}={_written(value)}" for key, value in arguments.items() if value is not None)
 
 
-def _plain(value: object) -> object:
-    """Numbers of numpy as Python's, which show as what they are."""
+def _written(value: object) -> str:
+    """A value as code that gives it again: numpy's numbers as Python's, a compiled pattern as what compiles it."""
+    if isinstance(value, re.Pattern):  # its own repr is cut after 200 characters
+        flags = re.RegexFlag(value.flags & ~(re.UNICODE | re.DEBUG))
+        return f"re.compile({value.pattern!r}{f', {flags!r}' if flags else ''})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
     if isinstance(value, numbers.Integral):
-        return value if isinstance(value, bool) else int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
+        return repr(value if isinstance(value, bool) else int(value))
+    return repr(float(value)) if isinstance(value, numbers.Real) else repr(value)
 
 
-def _word(old: str, new: str) -> Callable[[str], str]:
-    pattern = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
-    return lambda text: pattern.sub(new, text)
+def _number(value: float) -> str:
+    """A number in the fewest digits, at least twelve where it needs them, that give it again."""
+    short = f"{value:.12g}"
+    return short if float(short) == value else repr(value)
+
+
+def _swap(labels: Mapping[str, str]) -> Callable[[str], str]:
+    """Other names for vectors in an expression, all at once; texts, options and functions of their names stay."""
+    text = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+    names = "|".join(map(re.escape, sorted(labels, key=len, reverse=True)))
+    pattern = re.compile(rf"(?<![\w.])(?:{names})(?![\w.(=])|{text}")
+    return lambda expression: pattern.sub(lambda found: labels.get(found[0], found[0]), expression)
 
 
 def label_for(name: str) -> str:
@@ -253,4 +298,4 @@ def label_for(name: str) -> str:
     'phi_1_5_hp1'
     """
     label = re.sub(r"\W", "_", name.rstrip("/").rsplit("/", 1)[-1])
-    return label if label and not label[0].isdigit() else f"v_{label}"
+    return label if label.isidentifier() and not keyword.iskeyword(label) else f"v_{label}"

@@ -7,8 +7,9 @@ that is how like terms are found without reading anything.
 
 import dataclasses
 import hashlib
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,6 +43,11 @@ class Source(ABC):
     def identity(self) -> str:
         """A text that is the same only for the same content."""
         return hashlib.sha256(tensor_bytes(self.read())).hexdigest()
+
+    @cached_property
+    def handle(self) -> str:
+        """A text that only equal sources share, for which nothing is read. What is in no file has one of its own."""
+        return uuid.uuid4().hex
 
     @property
     def nbytes(self) -> int:
@@ -77,19 +83,30 @@ def samples(tensor: torch.Tensor) -> bytes:
     return b"".join(data[start * size : stop * size] for start, stop in pieces)
 
 
-def describe(value: object) -> str:
+def describe(value: object, leaf: Callable[[Source], str] = lambda source: source.identity) -> str:
     """A value over sources as a text that is the same only for what reads the same: how expressions are fingerprinted.
 
     Fields that do not take part in comparing a value (functions, caches) do not take part here.
+
+    Args:
+        value (`object`):
+            A source, or tuples and dataclasses down to sources and plain values.
+        leaf (`Callable`, *optional*):
+            What stands for a source: by default its `identity`, for which it is read.
     """
     if isinstance(value, Source):
-        return value.identity
+        return leaf(value)
     if isinstance(value, tuple):
-        return "(" + ",".join(describe(each) for each in value) + ")"
+        return "(" + ",".join(describe(each, leaf) for each in value) + ")"
     if dataclasses.is_dataclass(value):
         compared = (each.name for each in dataclasses.fields(value) if each.compare)
-        return f"{type(value).__name__}({','.join(describe(getattr(value, name)) for name in compared)})"
+        return f"{type(value).__name__}({','.join(describe(getattr(value, name), leaf) for name in compared)})"
     return repr(value)
+
+
+def handle_of(source: Source) -> str:
+    """The source's `handle`: what `describe` takes where nothing shall be read."""
+    return source.handle
 
 
 def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
@@ -158,6 +175,11 @@ class Transposed(Source):
     def identity(self) -> str:
         return f"{self.source.identity}.T"
 
+    @cached_property
+    @override
+    def handle(self) -> str:
+        return f"{self.source.handle}.T"
+
     @property
     @override
     def roots(self) -> tuple[Source, ...]:
@@ -200,6 +222,11 @@ class RowsOf(Source):
     @override
     def identity(self) -> str:
         return f"{self.source.identity}[{self.index}]"
+
+    @cached_property
+    @override
+    def handle(self) -> str:
+        return f"{self.source.handle}[{self.index}]"
 
     @property
     @override

@@ -34,6 +34,11 @@ class VerifiedTensor(Source):
         """The recorded sha256."""
         return self.sha256
 
+    @property
+    def handle(self) -> str:
+        """The stored tensor's, with the sha256 that it must have."""
+        return f"{self.stored.handle}|{self.sha256}"
+
     def read(self) -> torch.Tensor:
         """The tensor; an error if its content is not what was recorded."""
         tensor = self.stored.read()

@@ -118,6 +118,11 @@ class StoredTensor(Source):
         return self.file.tensor(self.name)
 
     @cached_property
+    def handle(self) -> str:
+        """Its file, as that was when it was opened, and its name there."""
+        return f"{self.file._identity}|{self.name}"
+
+    @cached_property
     def identity(self) -> str:
         """Samples of its content, with its name and its file's size and time of change."""
         sampled = hashlib.sha256(samples(self.read())).hexdigest()

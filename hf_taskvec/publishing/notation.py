@@ -4,7 +4,8 @@ An expression is parsed by Python's own parser and walked over a short list of a
 """
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
@@ -16,7 +17,7 @@ _LONGEST = 10_000
 _METHODS = {
     "compress": ("rank", "energy", "tolerance", "dtype", "exact"),
     "filter": ("include", "exclude"),
-    "prune_rows": ("fraction",),
+    "prune_rows": ("fraction", "include"),
     "scale": ("by", "default"),
 }
 
@@ -30,10 +31,15 @@ def names_in(expression: str) -> list[str]:
     >>> names_in("-0.6*hp1 + 0.2*(hp2 - hp1)")
     ['hp1', 'hp2']
     """
-    tree = _tree(expression)
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
-    return list(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))
+    return list(dict.fromkeys(_names(_tree(expression))))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The names of vectors, in order: not those of functions, nor what options are."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
+        yield from _names(child)
 
 
 def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
@@ -41,7 +47,7 @@ def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> T
 
     It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `prune_rows(v, fraction=0.25)`,
     `filter(v, include="*.mlp.*")`, `scale(v, by={"*.mlp.*": 0.5})` and merging rules,
-    `combine([v, w], "ties", density=0.2)`.
+    `combine([v, w], "ties", density=0.2)`. A pattern may be a regular expression, `re.compile("mlp|attn")`.
 
     Args:
         expression (`str`):
@@ -143,10 +149,33 @@ def _options(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
 
 
 def _plain(node: ast.expr, where: str) -> Any:
+    match node:
+        case ast.List(elts=elements):
+            return [_plain(each, where) for each in elements]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {_plain(key, where): _plain(each, where) for key, each in zip(keys, values, strict=True) if key}
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="re"), attr="compile"),
+            args=[ast.Constant(value=str() as pattern), *flags],
+            keywords=[],
+        ) if len(flags) < 2:
+            try:
+                return re.compile(pattern, _flags(flags[0], where) if flags else 0)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise BadValueError(f"{where}: {pattern[:60]!r} is not a regular expression ({error}).") from None
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise BadValueError(f"{where} takes a plain value.") from None
+
+
+def _flags(node: ast.expr, where: str) -> int:
+    match node:
+        case ast.Attribute(value=ast.Name(id="re"), attr=name) if name in re.RegexFlag.__members__:
+            return int(re.RegexFlag[name])
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _flags(left, where) | _flags(right, where)
+    raise BadValueError(f"{where} takes flags such as re.IGNORECASE | re.VERBOSE in a regular expression.")
 
 
 # Writing
@@ -186,8 +215,9 @@ def as_code(provenance: Provenance) -> str:
         f"{origin.label} = ({_expression_code(origin.how)}).named({origin.label!r})" for origin in reversed(named)
     ]
     lines.append(f"vector = {_expression_code(provenance.expression)}")
-    uses_rules = any("combine([" in line for line in lines)
-    return "\n".join([*(["from hf_taskvec import combine", ""] if uses_rules else []), *lines])
+    imports = {"re.compile(": "import re\n", "combine([": "from hf_taskvec import combine\n"}
+    needed = [line for use, line in imports.items() if any(use in each for each in lines)]
+    return "\n".join([*needed, *lines])
 
 
 def _origin_code(origin: Origin) -> str:
