@@ -8,10 +8,11 @@ store the path of a local folder that it refers to, beside its provenance.)
 import keyword
 import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hf_taskvec.algebra.sources import Source, full_digest
 from hf_taskvec.hub_names import HUB_ID
 
 
@@ -52,6 +53,10 @@ class ModelRecord:
     datasets: tuple[str, ...] = ()
     #: a digest of the vocabulary, where a tokenizer was beside the weights
     tokenizer: str | None = None
+    #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples
+    sha256: str | None = None
+    #: the weights themselves, where they are in files; not stored
+    weights: Mapping[str, Source] | None = field(default=None, compare=False, repr=False)
 
     @property
     def hub_id(self) -> str | None:
@@ -66,7 +71,7 @@ class ModelRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for a file."""
-        found: dict[str, Any] = {k: v for k, v in vars(self).items() if v}
+        found: dict[str, Any] = {k: v for k, v in vars(self).items() if v and k != "weights"}
         if self.files:
             found["files"] = dict(self.files)
         if self.license:
@@ -208,6 +213,23 @@ class Provenance:
             return self
         known = identity()
         origins = (replace(each, identity=each.identity or f"{each.label}|{known}") for each in self.origins)
+        return replace(self, origins=tuple(origins))
+
+    def with_digests(self, read: Collection[Source]) -> "Provenance":
+        """The same provenance, with a digest of every byte of each base that is read as a whole anyway.
+
+        Args:
+            read (`Collection[Source]`):
+                All that is read.
+        """
+        origins, digests = [], dict[frozenset[tuple[str, Source]], str]()
+        for origin in self.origins:
+            base = origin.base
+            if base is not None and base.weights and not base.sha256 and set(base.weights.values()) <= set(read):
+                key = frozenset(base.weights.items())  # vectors of one base read it once
+                digests[key] = digests.get(key) or full_digest(base.weights)
+                origin = replace(origin, base=replace(base, sha256=digests[key]))
+            origins.append(origin)
         return replace(self, origins=tuple(origins))
 
     def _relabelled_beside(self, other: "Provenance") -> "Provenance":

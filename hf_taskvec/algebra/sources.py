@@ -18,6 +18,7 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.errors import MismatchError, some
+from hf_taskvec.threads import workers
 
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
@@ -42,7 +43,7 @@ class Source(ABC):
     @property
     def identity(self) -> str:
         """A text that is the same only for the same content."""
-        return hashlib.sha256(tensor_bytes(self.read())).hexdigest()
+        return _sha256(self)
 
     @cached_property
     def handle(self) -> str:
@@ -117,6 +118,35 @@ def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
         digest.update(f"{name}|{list(source.shape)}|{source.dtype}|".encode())
         digest.update(samples(source.read()))
     return digest.hexdigest()
+
+
+def full_digest(tensors: Mapping[str, Source]) -> str:
+    """A digest of names, shapes, dtypes and every byte of every tensor. All of them are read, on several threads."""
+    digest, names = hashlib.sha256(), sorted(tensors)
+    with workers() as run:
+        for name, content in zip(names, run(lambda each: _sha256(tensors[each]), names), strict=True):
+            digest.update(f"{name}|{list(tensors[name].shape)}|{tensors[name].dtype}|{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _sha256(source: Source) -> str:
+    return hashlib.sha256(tensor_bytes(source.read())).hexdigest()
+
+
+def same_bytes(tensors: Mapping[str, Source], others: Mapping[str, Source]) -> bool:
+    """Whether two models have the same names, shapes, dtypes and bytes. What is the same file is not read."""
+    if tensors.keys() != others.keys():
+        return False
+    pairs = [(source, others[name]) for name, source in tensors.items()]
+    if any(one.shape != other.shape or one.dtype != other.dtype for one, other in pairs):
+        return False
+    with workers() as run:
+        return all(run(_have_same_bytes, (pair for pair in pairs if pair[0] != pair[1])))
+
+
+def _have_same_bytes(pair: tuple[Source, Source]) -> bool:
+    one, other = (source.read().contiguous().reshape(-1).view(torch.uint8) for source in pair)
+    return torch.equal(one, other)
 
 
 @dataclass(frozen=True, eq=False)

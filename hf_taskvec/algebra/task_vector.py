@@ -168,7 +168,10 @@ class TaskVector(VectorPushing):
             overwrite (`bool`, *optional*, defaults to `False`):
                 Replace an earlier output of `apply`.
             strict_base (`bool`, *optional*, defaults to `False`):
-                Refuse a base that is not the one the vector was made from.
+                Refuse a base that is not, byte for byte, the one the vector was made from. What the vector knows of its
+                base decides: its files, if it was extracted from a folder or the Hub in this process; a digest of every
+                byte, if a full fine-tune was extracted from a live base or saved whole; the Hub's own digests of files.
+                Where only a name or samples are recorded, as of most adapters that were saved, it is refused.
             revision (`str`, *optional*):
                 Branch, tag or commit of a Hub id.
             token (`str` or `bool`, *optional*):
@@ -181,7 +184,8 @@ class TaskVector(VectorPushing):
 
         Raises:
             `MismatchError`: If the vector does not fit the base.
-            `ChangedSourceError`: If the base is not the vector's own and `strict_base` is set.
+            `ChangedSourceError`: If the base is not the vector's own, or the vector cannot tell, and `strict_base` is
+                set.
             `OutputError`: If the folder holds something else, or cannot be written.
             `BadValueError`: If a result is not finite in its dtype, or an argument makes no sense.
         """

@@ -140,7 +140,7 @@ class VectorPushing(VectorConstructors):
             threads (`int`, *optional*):
                 How many threads write; by default as many as torch uses, but no more than 16.
             strict_base (`bool`, *optional*, defaults to `False`):
-                Refuse a base that is not the one the vector was made from.
+                Refuse a base that is not, byte for byte, the one the vector was made from; see `apply`.
             base_revision (`str`, *optional*):
                 Branch, tag or commit of `base`, if that is a Hub id.
             work_folder (`str` or `Path`, *optional*):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,8 @@ def from_gradient(
     if not changed:
         raise BadValueError("the gradient is zero everywhere, so the vector would be zero.")
     how = f"one step of full-batch gradient descent, lr={learning_rate:g}, {int(count.item())} tokens"
-    origin = Origin(name, how, live_checkpoint(model).record())
+    base = live_checkpoint(model)
+    origin = Origin(name, how, replace(base.record(), sha256=base.full_digest))
     terms = {n: [Term(-float(learning_rate), Dense((InMemory(gradient),)))] for n, gradient in changed.items()}
     return TaskVector(terms, Provenance.of(origin))
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import torch
 
 from hf_taskvec.algebra.parameter_names import is_vocabulary
-from hf_taskvec.algebra.sources import Source
+from hf_taskvec.algebra.provenance import ModelRecord
+from hf_taskvec.algebra.sources import Source, same_bytes
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError, some
-from hf_taskvec.models.checkpoint import Checkpoint
+from hf_taskvec.models.checkpoint import Checkpoint, file_digests
 from hf_taskvec.models.layout import layout_of_model
 from hf_taskvec.models.live_model import LiveWeight
 
@@ -22,7 +23,7 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
         model (`Checkpoint`):
             What it is to be applied to.
         strict_base (`bool`, *optional*, defaults to `False`):
-            Also refuse a model that is not the one that the vector was made from.
+            Also refuse a model that is not, byte for byte, the one that the vector was made from.
         may_grow (`bool`, *optional*, defaults to `False`):
             A vector made with `vocabulary="extend"` may have more embedding rows than the model.
 
@@ -117,13 +118,37 @@ def _check_shape(name: str, shape: tuple[int, ...], tensors: Mapping[str, Source
 
 
 def _check_base(vector: TaskVector, model: Checkpoint) -> None:
-    known = {o.base.fingerprint for o in vector.provenance.origins if o.base and o.base.fingerprint}
-    if not known:
+    """Every byte of the base must be known, and be the model's."""
+    bases = {origin.label: origin.base for origin in vector.provenance.origins if origin.base}
+    if not bases:
         raise ChangedSourceError(
-            "this vector recorded no fingerprint of its base, so strict_base cannot be checked. Extract it with base=."
+            "this vector recorded no base, so strict_base cannot be checked. Leave it out, or extract the vector from "
+            "models or an adapter."
         )
-    if known != {model.sampled_fingerprint}:
-        raise ChangedSourceError(
-            f"{model.where} is not the base that this vector was made from (fingerprints differ). Leave out "
-            "strict_base to apply it to another model of the same architecture."
-        )
+    for label, base in bases.items():
+        is_other = base.fingerprint is not None and base.fingerprint != model.sampled_fingerprint
+        is_same = False if is_other else _is_same(base, model)
+        if is_same is None:
+            raise ChangedSourceError(
+                f"{label} has recorded no more of its base than its name{' and samples' if base.fingerprint else ''}, "
+                f"so strict_base cannot tell whether {model.where} is that base, byte by byte. Extract it again from "
+                "its base in a folder and apply it at once; a full fine-tune that is saved whole records every byte "
+                "for later. Or leave strict_base out."
+            )
+        if not is_same:
+            raise ChangedSourceError(
+                f"{model.where} is not the base that this vector was made from: the base of {label} has other weights. "
+                "Leave out strict_base to apply it to another model of the same architecture."
+            )
+
+
+def _is_same(base: ModelRecord, model: Checkpoint) -> bool | None:
+    """Whether a model has the recorded base's bytes; None if the record does not tell."""
+    if base.weights is not None:
+        return same_bytes(base.weights, model.tensors)
+    if base.sha256 is not None:
+        return base.sha256 == model.full_digest
+    files = {source.file.path.name: source.file.path for source in model.stored.values()}
+    if dict(base.files).keys() == files.keys():  # as the Hub told them: of whole files, so equal only as they are
+        return True if base.files == file_digests(files) else None
+    return None

@@ -32,7 +32,7 @@ def apply_command(
     dtype: Annotated[str | None, typer.Option(help="Of the result; by default the model's own.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="E.g. 5GB; by default the model's own files.")] = None,
     strict_base: Annotated[
-        bool, typer.Option("--strict-base", help="Refuse a model that the vector was not made from.")
+        bool, typer.Option("--strict-base", help="Refuse a model whose bytes the vector was not made from.")
     ] = False,
     overwrite: OverwriteOption = False,
     dry_run: DryRunOption = False,

@@ -1,5 +1,6 @@
 """A full fine-tune and its base -> task vector."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -49,7 +50,10 @@ def from_finetuned(
         deltas = _resized(key, *pair, vocabulary) if pair[0].shape != pair[1].shape else (Difference(*pair),)
         terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
     how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
-    origin = Origin(name or label_for(new.name), how, old.record(), new.record())
+    base_record = old.record()
+    if isinstance(base, torch.nn.Module):  # everything was read above, and may change later
+        base_record = replace(base_record, sha256=old.full_digest)
+    origin = Origin(name or label_for(new.name), how, base_record, replace(new.record(), weights=None))
     return TaskVector(terms, Provenance.of(origin))
 
 

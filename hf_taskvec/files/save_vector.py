@@ -49,7 +49,7 @@ def save(
         document: dict[str, Any] = {
             "format": FORMAT,
             "library": __version__,
-            "provenance": vector.provenance.to_json(),
+            "provenance": vector.provenance.with_digests(vector.sources).to_json(),
             "parameters": parameters,
         }
         if reference:

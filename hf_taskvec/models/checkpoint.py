@@ -3,6 +3,7 @@
 Everything is mapped; nothing is read until it is used.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ import torch
 
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
-from hf_taskvec.algebra.sources import Source, sampled_fingerprint
+from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
 from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.filenames import CONFIG, MODEL_WEIGHTS
 from hf_taskvec.json_files import read_json
@@ -55,8 +56,13 @@ class Checkpoint:
         """
         return sampled_fingerprint(self.tensors)
 
+    @cached_property
+    def full_digest(self) -> str:
+        """The same for each copy of the weights, too, and for nothing else: every byte of them is read."""
+        return full_digest(self.tensors)
+
     def record(self) -> ModelRecord:
-        """What provenance keeps of the model."""
+        """What provenance keeps of the model. Weights in files can be compared by it later on, live ones cannot."""
         stated_license, datasets = stated(self.folder) if self.folder else (None, ())
         return ModelRecord(
             self.name,
@@ -67,6 +73,7 @@ class Checkpoint:
             stated_license,
             datasets,
             vocabulary_digest(self.folder) if self.folder else None,
+            weights=self.tensors if self.folder else None,
         )
 
     @property
@@ -153,6 +160,19 @@ def _quantised(where: str, name: str, source: Source) -> UnsupportedError:
         f"{where}: {name} is stored as {source.dtype}. Integer and quantised weights cannot be subtracted; "
         "use the model in bf16, fp16 or fp32."
     )
+
+
+def file_digests(files: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
+    """The sha256 of whole files, which are read: what `ModelRecord.files` tells of files on the Hub."""
+
+    def digest(path: Path) -> str:
+        found = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                found.update(block)
+        return found.hexdigest()
+
+    return tuple(sorted((name, digest(path)) for name, path in files.items()))
 
 
 def _hub_digests(folder: Path, stored: Mapping[str, StoredTensor]) -> tuple[tuple[str, str], ...]:
