@@ -1,15 +1,26 @@
 """A vector attached beside the weights of a live model: the merged result, with one λ for each row."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support import tiny_models
 from support.tiny_models import low_rank
 from support.weight_snapshots import same, state
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    Llama4TextConfig,
+    MambaConfig,
+    RoFormerConfig,
+    XLNetConfig,
+)
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.models.live_model import live_weights
 
 
 @pytest.mark.parametrize("architecture", tiny_models.DENSE)
@@ -175,3 +186,146 @@ def test_what_cannot_be_attached_is_named(models):
         pair.vector().filter(include="*q_proj.weight").edit(model, merge=False)
     with pytest.raises(UnsupportedError, match="norm"):
         pair.vector().filter(include="*norm*").edit(model, merge=False)
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+def one_by_one(model, names):
+    """A low-rank vector (a dense one of a bias) for each of the named parameters."""
+    torch.manual_seed(7)
+    shapes = {name: tuple(weight.shape) for name, weight in live_weights(model).items()}
+    for name in names:
+        shape = shapes[name]
+        change = torch.randn(shape) if len(shape) == 1 else (torch.randn(shape[0], 2), torch.randn(2, shape[1]))
+        yield TaskVector.from_tensors({name: change})
+
+
+def assert_attached_equals_merged(model, vector, tokens):
+    before = logits_of(model, tokens)
+    with vector.applied_to(model, -0.7):
+        merged = logits_of(model, tokens)
+    with vector.applied_to(model, -0.7, merge=False):
+        assert (logits_of(model, tokens) - merged).abs().max() < 1e-5
+    with vector.applied_to(model, merge=False) as edit:
+        edit.set_row_scales([0.0, -0.7])
+        assert (logits_of(model, tokens) - torch.stack([before[0], merged[1]])).abs().max() < 1e-5
+    assert not torch.allclose(merged, before, atol=1e-4)
+    assert torch.equal(logits_of(model, tokens), before)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("opt", "model.decoder.embed_positions.weight"),  # looks up other rows than it is asked for
+        ("gpt2", "transformer.wpe.weight"),  # once for all rows of the batch
+        ("gemma3_text", "model.embed_tokens.weight"),  # multiplied by a constant
+        ("bart", "model.decoder.embed_positions.weight"),
+        ("phimoe", "model.layers.0.block_sparse_moe.gate.weight"),  # returns a tuple
+        ("llama4_text", "model.layers.0.feed_forward.router.weight"),
+    ],
+)
+def test_layers_with_a_forward_of_their_own_are_exact(architecture, name):
+    model = own_forward(architecture)
+    tokens = torch.tensor([[1, 5, 7, 3], [1, 5, 4, 6]])
+    for vector in one_by_one(model, [name]):
+        assert_attached_equals_merged(model, vector, tokens)
+
+
+def own_forward(architecture):
+    if architecture == "bart":
+        sizes = {"d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 32, "decoder_attention_heads": 2}
+        config = BartConfig(vocab_size=20, max_position_embeddings=32, is_encoder_decoder=False, **sizes)
+        return tiny_models.shake(AutoModelForCausalLM.from_config(config).double().eval(), 0.2)
+    if architecture == "llama4_text":
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16, "num_hidden_layers": 1}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+        config = Llama4TextConfig(vocab_size=20, pad_token_id=0, max_position_embeddings=32, **sizes, **heads)
+        return tiny_models.shake(AutoModelForCausalLM.from_config(config).eval(), 0.2)
+    return tiny_models.shake(tiny_models.make(architecture).eval(), 0.2)
+
+
+def test_a_use_outside_of_the_layer_is_refused_by_name(models):
+    """Mamba reads `dt_proj.weight` itself, so a change attached to that layer would be missed silently."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 20, "time_step_rank": 4}
+    mamba = tiny_models.shake(AutoModelForCausalLM.from_config(MambaConfig(**sizes)).double().eval(), 0.2)
+    tokens = torch.tensor([[1, 5, 7, 3], [1, 5, 4, 6]])
+    inner, outer = "backbone.layers.0.mixer.dt_proj.weight", "backbone.layers.0.mixer.x_proj.weight"
+    used, plain = one_by_one(mamba, [inner, outer])
+    before = logits_of(mamba, tokens)
+    with used.applied_to(mamba, merge=False) as edit:
+        for call in (mamba, mamba.backbone):
+            with pytest.raises(UnsupportedError, match=r"dt_proj.weight: Mamba.* outside of its own layer.*merge=True"):
+                call(tokens)
+        edit.set_scale(0.0)
+        assert torch.equal(logits_of(mamba, tokens), before)  # nothing is missed where nothing is added
+    assert_attached_equals_merged(mamba, plain, tokens)
+    with (used + plain).filter(exclude=inner).applied_to(mamba, merge=False):  # as the error says
+        mamba(tokens)
+
+    class Tied(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.embed, self.norm = model.model.embed_tokens, model.model.norm
+
+        def forward(self, ids):
+            return self.norm(self.embed(ids)) @ self.embed.weight.T
+
+    model = Tied(AutoModelForCausalLM.from_pretrained(models.pair("llama").base))
+    vector = TaskVector.from_tensors({"embed.weight": (torch.ones(20, 1), torch.ones(1, 16))})
+    with vector.applied_to(model, merge=False), pytest.raises(UnsupportedError, match=r"embed\.weight: Tied also uses"):
+        model(tokens)
+
+
+def test_a_layer_whose_rows_cannot_be_told_has_no_scale_for_each(models):
+    """A layer that is given positions, or some tokens only, must not take them for rows."""
+    sizes = {"embedding_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RoFormerConfig(vocab_size=20, intermediate_size=16, is_decoder=True, max_position_embeddings=32, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    (vector,) = one_by_one(model, ["roformer.encoder.embed_positions.weight"])
+    tokens = torch.tensor([[1, 5, 7, 3], [1, 5, 4, 6]])
+    with vector.applied_to(model, merge=False) as edit:
+        edit.set_row_scales([0.0, 1.0])
+        with pytest.raises(
+            BadValueError, match=r"embed_positions.weight: its layer gives \[4, 8\] for a batch of 2 rows"
+        ):
+            model(tokens)
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    xlnet = AutoModelForCausalLM.from_config(XLNetConfig(vocab_size=20, **sizes)).eval()
+    (vector,) = one_by_one(xlnet, ["transformer.word_embedding.weight"])
+    with vector.applied_to(xlnet, merge=False) as edit, pytest.raises(UnsupportedError, match="positions before rows"):
+        edit.set_row_scales([0.0, 1.0])
+
+
+def test_an_interrupted_call_leaves_nothing_behind(models):
+    """Whatever ends a forward, Ctrl-C included, no mode of torch stays on."""
+    model = AutoModelForCausalLM.from_pretrained(models.pair("opt").base)
+    (vector,) = one_by_one(model, ["model.decoder.embed_positions.weight"])
+    tokens = torch.tensor([[1, 5, 7, 3]])
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with vector.applied_to(model, merge=False):
+        handle = model.model.decoder.layers[0].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(tokens)
+        handle.remove()
+        assert torch.overrides._get_current_function_mode() is None
+    assert "forward" not in vars(model) and "forward" not in vars(model.model.decoder.embed_positions)
+
+
+def test_a_model_with_an_attached_edit_is_not_copied_but_its_weights_are_saved(models, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("opt").base)
+    before = state(model)
+    for name in ("model.decoder.embed_positions.weight", "model.decoder.layers.0.fc1.weight"):
+        (vector,) = one_by_one(model, [name])
+        with vector.applied_to(model, merge=False):
+            for copied in (copy.deepcopy, pickle.dumps):
+                with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled.*edit.restore"):
+                    copied(model)
+            model.save_pretrained(tmp_path / name)
+        assert same(AutoModelForCausalLM.from_pretrained(tmp_path / name), before)
+        assert same(copy.deepcopy(model), before)

@@ -1,0 +1,102 @@
+"""The forward of a model with an attached edit, which must not miss a use of a changed weight."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hf_taskvec.application.layer_changes import LayerChange, instead, is_quantised, is_used
+from hf_taskvec.application.live_edit import Edit
+from hf_taskvec.application.replaced_forward import ReplacedForward
+from hf_taskvec.application.row_scales import RowScales
+from hf_taskvec.errors import UnsupportedError
+
+
+class WatchedForward(ReplacedForward):
+    """In the place of a model's forward: it reads the batch's rows, and refuses uses that an edit would miss.
+
+    A model may use a weight elsewhere than in the weight's own layer (`F.linear(x, self.router.weight)`), where a
+    change that is attached to the layer is not added. Watching costs a few microseconds for each operation, so it is
+    done for the first call of each kind: with and without gradients, cache, mask, and so on.
+
+    Args:
+        model (`torch.nn.Module`):
+            The model.
+        changes (`Sequence[LayerChange]`):
+            What is attached to its layers.
+        scales (`RowScales`):
+            λ.
+        edit (`Edit`):
+            The edit, which lives as long as it is on the model, so that a `with` block around it can end it.
+
+    """
+
+    def __init__(self, model: torch.nn.Module, changes: Sequence[LayerChange], scales: RowScales, edit: Edit) -> None:
+        super().__init__(model)
+        self._model, self._changes, self._scales, self._edit = model, changes, scales, edit
+        self._seen: set[Any] = set()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward."""
+        candidates = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        batch = next((each for each in candidates if isinstance(each, torch.Tensor)), None)
+        kind = (
+            self._model.training,
+            torch.is_grad_enabled(),
+            len(args),
+            frozenset(name for name, value in kwargs.items() if value is not None),
+            batch is not None and batch.shape[1:2] == (1,),  # the next token alone
+        )
+        with self._scales.in_batch(batch):
+            if kind in self._seen or self._scales.are_zero:
+                return self.forward(*args, **kwargs)
+            output = self._watched(*args, **kwargs)
+        self._seen.add(kind)
+        return output
+
+    def _watched(self, *args: Any, **kwargs: Any) -> Any:
+        before = self._times()
+        with _Watch(self._parameters()) as watch:
+            output = self.forward(*args, **kwargs)
+        for name in watch.uses - (self._times() - before):
+            raise UnsupportedError(
+                f"{name}: {type(self._model).__name__} also uses it outside of its own layer, where a change that is "
+                f"attached to the layer is not added. {instead(name)}"
+            )
+        return output
+
+    def _times(self) -> Counter[str]:
+        """How often the change of each parameter was added so far."""
+        times: Counter[str] = Counter()
+        for change in self._changes:
+            for name in change.names.values():
+                times[name] += change.times
+        return times
+
+    def _parameters(self) -> dict[int, tuple[str, torch.Tensor]]:
+        return {
+            id(tensor): (name, tensor)
+            for change in self._changes
+            for kind, name in change.names.items()
+            if not is_quantised(change.layer) and (tensor := change.layer._parameters.get(kind)) is not None
+        }
+
+
+class _Watch(TorchFunctionMode):
+    """A block that counts the uses of some tensors."""
+
+    def __init__(self, tensors: Mapping[int, tuple[str, torch.Tensor]]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self.uses: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if (found := self._tensors.get(id(each))) is not None and is_used(found[1], output, each):
+                self.uses[found[0]] += 1
+        return output
