@@ -1,24 +1,25 @@
 """`Edit`: a task vector on a live model, whether it is merged into the weights or attached beside them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from types import TracebackType
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.models.layout import without_peft
 
-# The edits on each model that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
-_edits: "WeakKeyDictionary[torch.nn.Module, list[ref[Edit]]]" = WeakKeyDictionary()
+# The edits that are not over, in the order in which they were made. Weak, so that nothing is kept alive.
+_edits: "list[ref[Edit]]" = []
 
 
 class Edit(ABC):
     """A vector on a live model, at a scale that can be moved. Made by `TaskVector.edit`.
 
     It ends with `restore` or `keep`, or with its `with` block, which restores the model. Several edits on one model end
-    in the reverse order of that in which they were made.
+    in the reverse order of that in which they were made; a model, its parts and others that share weights with it count
+    as one.
 
     Attributes:
         vector (`TaskVector`):
@@ -53,12 +54,15 @@ class Edit(ABC):
         self.vector, self.model = vector, model
         self.scale = 0.0
         self._is_over = False
-        self._stack().append(ref(self))
+        _edits.append(ref(self, _edits.remove))
 
-    def _stack(self) -> "list[ref[Edit]]":
-        stack = _edits.setdefault(without_peft(self.model), [])
-        stack[:] = [each for each in stack if each() is not None]
-        return stack
+    def _newer(self) -> "list[Edit]":
+        """The edits on this model that were made after this one and are not over, the last one first."""
+        later = [edit for each in _edits[_edits.index(ref(self)) + 1 :] if (edit := each()) is not None]
+        if not later:
+            return []
+        own = _parts(self.model)
+        return [edit for edit in reversed(later) if not own.isdisjoint(_parts(edit.model))]
 
     @property
     def fingerprint(self) -> str:
@@ -113,12 +117,15 @@ class Edit(ABC):
     def _check_current(self) -> None:
         if self._is_over:
             raise BadValueError("this edit is over: it was restored or kept. Make a new one with vector.edit(model).")
-        if self._stack()[-1]() is not self:
-            raise BadValueError("another edit was made on this model after this one. Restore or keep that one first.")
+        if self._newer():
+            raise BadValueError(
+                "another edit was made after this one, on this model, a part of it or one that shares weights with it. "
+                "Restore or keep that one first."
+            )
 
     def _end(self) -> None:
         self._is_over = True
-        self._stack().remove(ref(self))
+        _edits.remove(ref(self))
 
     def __enter__(self) -> "Edit":
         return self
@@ -127,14 +134,9 @@ class Edit(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._is_over:
-            self._end_newer()
+            for newer in self._newer():
+                newer.__exit__(None, None, None)
         self.restore()
-
-    def _end_newer(self) -> None:
-        """Restore the edits that were made after this one and are still open, the last one first."""
-        while (newest := self._stack()[-1]()) is not self:
-            assert newest is not None
-            newest.restore()
 
     # What merged and attached edits do in different ways.
 
@@ -146,6 +148,14 @@ class Edit(ABC):
 
     @abstractmethod
     def _keep(self) -> None: ...
+
+
+def _parts(model: torch.nn.Module) -> set[Hashable]:
+    """What a model consists of, modules and memory: two models with a part in common are not edited independently."""
+    from transformers.pytorch_utils import id_tensor_storage
+
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.numel() and not tensor.is_meta]
+    return {*map(id, model.modules()), *map(id_tensor_storage, tensors)}
 
 
 def checked_scale(scale: float) -> float:

@@ -7,6 +7,7 @@ from support.tiny_models import low_rank
 from support.weight_snapshots import same, state
 from transformers import AutoModelForCausalLM
 
+from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError
 
 
@@ -75,6 +76,53 @@ def test_edits_of_a_wrapper_and_of_the_model_inside_share_a_stack(models):
         outer.restore()
     inner.restore()
     outer.restore()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_edits_of_a_model_and_of_its_part_share_a_stack(models, merge):
+    """Restored in the wrong order, the part would keep the weights of the edit that is over."""
+    pair = models.pair("llama")
+    model = AutoModelForCausalLM.from_pretrained(pair.base)
+    before, vector = state(model), low_rank(model) if not merge else pair.vector()
+    inside = vector.filter(include="model.*")
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        logits = model(tokens).logits
+    for first, second in ((model, model.model), (model.model, model), (model.model, model.model.layers[0])):
+        older = inside.edit(first, 0.5, merge=merge)
+        if second is model.model.layers[0]:
+            newer = TaskVector.from_tensors({"mlp.up_proj.weight": torch.ones(32, 16)}).edit(second)
+        else:
+            newer = inside.edit(second, -1.0, merge=merge)
+        for act in (older.restore, older.keep, lambda edit=older: edit.set_scale(0.0)):
+            with pytest.raises(BadValueError, match="another edit was made"):
+                act()
+        newer.restore()
+        older.restore()
+        assert same(model, before)
+        with inside.applied_to(first, merge=merge):
+            inside.edit(model.model, merge=merge)  # ends with the block, too
+        assert same(model, before)
+        with torch.no_grad():
+            assert torch.equal(model(tokens).logits, logits)
+
+
+def test_edits_of_models_that_share_a_weight_share_a_stack(models):
+    pair = models.pair("llama")
+    one, two, three = (AutoModelForCausalLM.from_pretrained(pair.base) for _ in range(3))
+    two.model.embed_tokens.weight = one.model.embed_tokens.weight
+    three.model.norm.weight.data = two.model.norm.weight.data
+    before = [state(model) for model in (one, two, three)]
+    edits = [pair.vector().edit(model) for model in (one, two, three)]
+    for edit in edits[:2]:
+        with pytest.raises(BadValueError, match="shares weights"):
+            edit.restore()
+    for edit in reversed(edits):
+        edit.restore()
+    assert all(same(model, weights) for model, weights in zip((one, two, three), before, strict=True))
+    first = pair.vector().edit(one)
+    pair.vector().edit(three)
+    first.restore()  # these two share nothing
 
 
 def test_an_edit_does_not_keep_the_model_alive(models):
