@@ -105,9 +105,10 @@ class VectorConstructors(LinearExpression):
     ) -> "TaskVector":
         """The vector of a LoRA adapter, its factors kept as factors.
 
-        LoRA on a tied input embedding changes the one stored weight, and so the output head too, as PEFT's merge
-        does. An adapter on the *head* of a tied model (LoRA or `modules_to_save` on `lm_head`) is kept as a change
-        to the head alone.
+        The vector is what was trained, and so what PEFT computes before merging. On a base that ties head and
+        embedding, the same change of both (`ensure_weight_tying`, trained tokens) is one change of the stored weight;
+        a change of the *head* alone (LoRA or `modules_to_save` on `lm_head`) is kept as one; a change of the embedding
+        alone is refused, and takes an untied copy of the base as `base`.
 
         Args:
             adapter (`str`, `Path` or `PeftModel`):
@@ -122,7 +123,7 @@ class VectorConstructors(LinearExpression):
             base_revision (`str`, *optional*):
                 The same of the base.
             adapter_name (`str`, *optional*):
-                Which adapter of a live `PeftModel`; by default the active one.
+                Which adapter of a live `PeftModel`; by default the active one, if there is only one.
             token (`str` or `bool`, *optional*):
                 As in transformers.
 

@@ -10,7 +10,7 @@ from hf_taskvec.algebra.sources import Source, same_bytes
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, file_digests
-from hf_taskvec.models.layout import layout_of_model
+from hf_taskvec.models.layout import how_to_untie, layout_of_model
 from hf_taskvec.models.live_model import LiveWeight
 
 
@@ -84,8 +84,7 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
         raise MismatchError(
             f"the vector changes {some(untied)} alone, but {model.where} ties it to "
             f"{some(model.layout.tied[name] for name in untied)}. Leave the head out with vector.filter(exclude=...), "
-            "or untie the model first: give it a head of its own (model.lm_head.weight = torch.nn.Parameter("
-            "model.lm_head.weight.clone())), set model.config.tie_word_embeddings = False, and save it."
+            f"or untie the model first. {how_to_untie(model.layout.live(untied[0]))}"
         )
     made_for = vector.provenance.architectures
     source = " and ".join(sorted(made_for)) or "another model"

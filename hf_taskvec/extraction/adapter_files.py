@@ -1,6 +1,8 @@
 """What a LoRA adapter's folder, or a live PeftModel, holds: its config and tensors, and the base that it belongs to."""
 
 import dataclasses
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,23 +36,36 @@ from hf_taskvec.models.tensor_files import open_files
 # What LoraConfig can say without changing which function of the stored tensors the adapter is, or what is handled here.
 # A field that is not named here and differs from its default is refused, so an option of a later PEFT cannot slip by.
 _UNDERSTOOD = {
-    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
-    *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "loftq_config"),
-    *("layers_to_transform", "lora_alpha", "lora_bias", "lora_dropout", "megatron_core", "modules_to_save"),
-    *("peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config"),
-    *("target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora"),
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying"),
+    *("eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
+    *("layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config"),
+    *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
+    *("revision", "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora"),
+    *("use_rslora", "velora_config"),
+}
+# What PEFT itself cannot merge, or merges into another function; the rest that is refused, it merges.
+_NO_CHANGE: Mapping[str, str] = {
+    "alora_invocation_tokens": "acts on the tokens after its invocation alone, and is no change of weights",
+    "arrow_config": "chooses among several adapters for each token. Make a vector of each of those",
+    "layer_replication": "makes a model of other layers than the base has, so nothing in the base changes to it",
+    "megatron_config": "was trained on Megatron's layers. Convert it to an adapter of the transformers model",
+    "use_qalora": "belongs to a GPTQ-quantised base, into which it cannot be merged",
 }
 # What is read here, and must be of these types.
 _TYPES: Mapping[str, Any] = {
     "alpha_pattern": dict | None,
     "base_model_name_or_path": str | None,
     "bias": str,
+    "fan_in_fan_out": bool | None,
+    "init_lora_weights": bool | str | None,
     "lora_alpha": int | float,
+    "rank_pattern": dict | None,
     "revision": str | None,
     "trainable_token_indices": list | dict | None,
+    "use_rslora": bool | None,
 }
 # These start training from a changed base, so the stored factors are not the change from the base on disk.
-_CHANGED_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
+_CHANGED_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 @dataclass(frozen=True)
@@ -140,22 +155,36 @@ def live_adapter(model: Any, adapter_name: str | None) -> Adapter:
     """A snapshot of a live model's adapter."""
     from peft import get_peft_model_state_dict
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    chosen = adapter_name or model.active_adapter
+    chosen = adapter_name or _active(model)
     if chosen not in model.peft_config:
         known = list(model.peft_config)
         raise BadValueError(f"the model has no adapter {chosen!r} (it has {some(known)}).{did_you_mean(chosen, known)}")
     scalings = {}
     for path, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and module.merged:
+            raise UnsupportedError(
+                f"{some(module.merged_adapters)} is merged into the live model. Call model.unmerge_adapter() first."
+            )
         if isinstance(module, LoraLayer) and chosen in module.scaling:
             scalings[path.removeprefix("base_model.model.")] = float(module.scaling[chosen])
-            if module.merged:
-                raise UnsupportedError("the adapter is merged into the live model. Call model.unmerge_adapter() first.")
     state = get_peft_model_state_dict(model, adapter_name=chosen, save_embedding_layers=False)
     tensors = {key: InMemory(tensor.detach().cpu().clone()) for key, tensor in state.items()}
     config = {f.name: getattr(model.peft_config[chosen], f.name) for f in dataclasses.fields(model.peft_config[chosen])}
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
     return Adapter(chosen, config, tensors, scalings=scalings)
+
+
+def _active(model: Any) -> str:
+    """The one adapter of a live model that is active."""
+    active = list(model.active_adapters)
+    if len(active) != 1:
+        raise BadValueError(
+            f"the model has {len(active)} active adapters ({some(active) or 'none'}), and a vector is made of one. Say "
+            f"which with adapter_name= (it has {some(model.peft_config)}), and add the vectors."
+        )
+    return str(active[0])
 
 
 def base_of(
@@ -231,26 +260,56 @@ def check_config(adapter: Adapter) -> None:
     for key, kind in _TYPES.items():
         if key in config and not isinstance(config[key], kind):
             raise _senseless(adapter, key, config[key])
+    if config.get("bias", "none") not in ("none", "all", "lora_only"):
+        raise _senseless(adapter, "bias", config["bias"])
     from peft import LoraConfig
 
     defaults = vars(LoraConfig())
     for key, value in config.items():
         if key not in _UNDERSTOOD and value and value != defaults.get(key):
+            uses = f"{adapter.name} uses LoRA with {key}={value!r}, which"
+            if key in _NO_CHANGE:
+                raise UnsupportedError(f"{uses} {_NO_CHANGE[key]}.")
             raise UnsupportedError(
-                f"{adapter.name} uses LoRA with {key}={value!r}, which is not a fixed change of stored weights that "
-                "can be represented here. Merge it into its base and use from_finetuned()."
+                f"{uses} is not a fixed change of stored weights that can be represented here. Merge it into its base "
+                "and use from_finetuned()."
             )
-    patterns = {f"alpha_pattern of {key}": alpha for key, alpha in (config.get("alpha_pattern") or {}).items()}
-    for key, alpha in patterns.items():
-        if not isinstance(alpha, int | float):
-            raise _senseless(adapter, key, alpha)
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
-        raise UnsupportedError(
-            f"{adapter.name} was started with init_lora_weights={start!r}, which changes the base weights, so its "
-            "factors are not a change from the base on disk. Save it with PEFT's "
-            "path_initial_model_for_weight_conversion= to make it a plain LoRA."
-        )
+    patterns = {
+        f"{kind} of {key}": value
+        for kind in ("alpha_pattern", "rank_pattern")
+        for key, value in (config.get(kind) or {}).items()
+    }
+    for key, value in {"lora_alpha": config.get("lora_alpha", 8), "r": config.get("r", 8), **patterns}.items():
+        if not _is_number(value):
+            raise _senseless(adapter, key, value)
+    for pattern in (*(config.get("alpha_pattern") or {}), *(config.get("rank_pattern") or {})):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise _senseless(adapter, f"a pattern ({error})", pattern) from None
+    _check_start(adapter)
+
+
+def _check_start(adapter: Adapter) -> None:
+    start = adapter.config.get("init_lora_weights")
+    if not isinstance(start, str) or not start.lower().startswith(_CHANGED_BASE):
+        return
+    way_out = (
+        "Merge it into its base with PEFT and use from_finetuned()."
+        if start.lower().startswith("loftq")
+        else "Save it with PEFT's path_initial_model_for_weight_conversion= to make it a plain LoRA."
+    )
+    raise UnsupportedError(
+        f"{adapter.name} was started with init_lora_weights={start!r}, which changes the base weights, so its factors "
+        f"are not a change from the base on disk. {way_out}"
+    )
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _senseless(adapter: Adapter, key: str, value: object) -> CorruptFileError:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, row_difference
+from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows, row_difference
 from hf_taskvec.algebra.parameter_names import is_vocabulary, perhaps_conv1d
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.algebra.rounding import FLOATS
@@ -33,10 +33,14 @@ from hf_taskvec.extraction.adapter_files import (
     named_base,
     stored_adapter,
 )
-from hf_taskvec.models.layout import Layout, is_peft_model
+from hf_taskvec.filenames import ADAPTER_CONFIG
+from hf_taskvec.models.layout import Layout, how_to_untie, is_peft_model
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+# What VeLoRA needs for its backward pass.
+_TRAINING_ONLY = {"lora_velora_embed"}
 
 
 def from_adapter(
@@ -75,39 +79,114 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
     modules: dict[str, dict[str, Source]] = {}
     terms: dict[str, list[Term]] = {}
     trained_biases = adapter.config.get("bias", "none") != "none"
+    for path, source in _trained(adapter).items():
+        module, mark, part = path.partition(".lora_")
+        if mark:
+            if module.removesuffix(".base_layer").endswith(".experts"):
+                raise _fused_experts(adapter, path)
+            modules.setdefault(module, {})["lora_" + part.removesuffix(".weight")] = source
+        elif path.endswith(".trainable_tokens_delta"):
+            module = path.removesuffix(".token_adapter.trainable_tokens_delta")
+            name = _canonical(module, "weight", base.layout)
+            _check_plain_lookup(adapter, name, base.layout)
+            weight = base.tensor(name, f"{adapter.name} (trained tokens)")
+            index = _token_indices(adapter, module, source.shape[:1], weight.shape[0])
+            terms.setdefault(name, []).append(Term(1.0, row_difference(weight, source, index)))
+        elif path.endswith(".base_layer.weight") or (path.endswith(".base_layer.bias") and not trained_biases):
+            continue  # PEFT stores the untouched base beside LoRA on an embedding or head
+        else:
+            if path in base.layout.fused:
+                raise _fused_experts(adapter, path)
+            module, _, kind = path.replace(".base_layer.", ".").rpartition(".")
+            name = _canonical(module, kind, base.layout)
+            what = f"{adapter.name} ({'trained biases' if kind == 'bias' and trained_biases else 'modules_to_save'})"
+            if name in terms:
+                raise CorruptFileError(f"{adapter.name} stores {name} twice. Save it again with PEFT.")
+            terms[name] = [Term(1.0, _saved(name, base.tensor(name, what), source))]
+    for module, parts in modules.items():
+        for kind, term in _layer(adapter, base, module, parts):
+            name = _canonical(module, kind, base.layout)
+            if kind == "weight" and name in terms:
+                raise CorruptFileError(f"{adapter.name} stores both LoRA and whole values of {name}. Save it again.")
+            terms.setdefault(name, []).append(term)
+    if not terms:
+        raise CorruptFileError(f"{adapter.name} holds no LoRA weights.")
+    return _with_ties(adapter, terms, base.layout)
+
+
+def _trained(adapter: Adapter) -> dict[str, Source]:
+    """The adapter's tensors by their paths in the base model.
+
+    With `bias="all"`, PEFT stores the bias of a module in `modules_to_save` three times: under its own name, as that of
+    the copy that was trained, and as that of the original, which the model does not use.
+    """
+    trained = {}
     for key, source in adapter.tensors.items():
         if source.dtype not in FLOATS:
             raise UnsupportedError(
                 f"{adapter.name}: {key} is stored as {source.dtype}; factors must be floating-point."
             )
-        path = key.removeprefix("base_model.model.")
-        module, mark, part = path.partition(".lora_")
-        if mark:
-            if module.removesuffix(".base_layer").endswith(".experts"):
-                raise UnsupportedError(
-                    f"{adapter.name}: {path} is LoRA on fused experts, which are stored one tensor per expert. Merge "
-                    "the adapter into its base and use from_finetuned()."
-                )
-            modules.setdefault(module, {})["lora_" + part.removesuffix(".weight")] = source
-        elif path.endswith(".trainable_tokens_delta"):
-            name = _canonical(path.removesuffix(".token_adapter.trainable_tokens_delta"), "weight", base.layout)
-            index = _token_indices(adapter, name, source.shape[0])
-            weight = base.tensor(name, f"{adapter.name} (trained tokens)")
-            terms.setdefault(name, []).append(Term(1.0, row_difference(weight, source, index)))
-        elif path.endswith(".base_layer.weight") or (path.endswith(".base_layer.bias") and not trained_biases):
-            continue  # PEFT stores the untouched base beside LoRA on an embedding or head
-        else:
-            plain = path.replace(".base_layer.", ".")
-            module, _, kind = plain.rpartition(".")
-            name = _canonical(module, kind, base.layout)
-            what = f"{adapter.name} ({'trained biases' if kind == 'bias' and trained_biases else 'modules_to_save'})"
-            terms.setdefault(name, []).append(Term(1.0, _saved(name, base.tensor(name, what), source)))
-    for module, parts in modules.items():
-        for kind, term in _layer(adapter, base, module, parts):
-            terms.setdefault(_canonical(module, kind, base.layout), []).append(term)
-    if not terms:
-        raise CorruptFileError(f"{adapter.name} holds no LoRA weights.")
+        plain = key.replace(".modules_to_save.", ".")
+        if ".original_module." not in key and (plain == key or plain not in adapter.tensors):
+            trained[plain.removeprefix("base_model.model.")] = source
+    return trained
+
+
+def _with_ties(adapter: Adapter, terms: dict[str, list[Term]], layout: Layout) -> dict[str, list[Term]]:
+    """The changes on a base that ties weights to one another, which an adapter may change apart.
+
+    What was trained counts, and that is what PEFT computes before merging: the same change of both is one change of the
+    weight that is stored (`ensure_weight_tying`; trained tokens, which PEFT ties by itself); a change of the head alone
+    stays one. For a change of the embedding alone there is no name.
+    """
+    for owner in set(layout.tied.values()) & terms.keys():
+        aliases = [alias for alias, stored in layout.tied.items() if stored == owner]
+        apart = [alias for alias in aliases if alias in terms]
+        tokens = [all(isinstance(term.delta, Rows) for term in terms[name]) for name in (owner, *apart)]
+        if (tokens[0] and not apart) or all(tokens):
+            continue
+        if any(tokens):
+            raise UnsupportedError(
+                f"{adapter.name} trains tokens of {owner} or {some(aliases)}, which {layout.architecture} ties, and "
+                "changes the other in another way: PEFT computes one function before merging and another after. Train "
+                "it on an untied base."
+            )
+        if len(apart) < len(aliases):
+            raise UnsupportedError(
+                f"{adapter.name} changes {owner} alone, and {layout.architecture} ties {some(aliases)} to it: as it "
+                "was trained, the model is no longer tied (and PEFT merges a LoRA into both). Pass the base untied as "
+                f"base=. {how_to_untie(layout.live(aliases[0]))}"
+            )
+        if all(_same(terms[owner], terms[alias]) for alias in apart):
+            terms = {name: each for name, each in terms.items() if name not in apart}
     return terms
+
+
+def _same(one: list[Term], other: list[Term]) -> bool:
+    """Whether two changes consist of equal numbers."""
+    return len(one) == len(other) and all(
+        a.weight == b.weight
+        and type(a.delta) is type(b.delta)
+        and (a.delta.factors and a.delta.factors.scaling) == (b.delta.factors and b.delta.factors.scaling)
+        and [source.shape for source in a.delta.sources] == [source.shape for source in b.delta.sources]
+        and all(torch.equal(x.read(), y.read()) for x, y in zip(a.delta.sources, b.delta.sources, strict=True))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _fused_experts(adapter: Adapter, path: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{adapter.name}: {path} changes fused experts, which are stored one tensor per expert. Merge the adapter into "
+        "its base and use from_finetuned()."
+    )
+
+
+def _check_plain_lookup(adapter: Adapter, name: str, layout: Layout) -> None:
+    if name in layout.offset:
+        raise UnsupportedError(
+            f"{adapter.name} changes {name}, which {layout.architecture} looks up with an offset that PEFT does not "
+            "know: it trains other rows than it merges. Train the adapter without that layer."
+        )
 
 
 def _saved(name: str, base: Source, tuned: Source) -> Delta:
@@ -131,19 +210,26 @@ def _layer(adapter: Adapter, base: AdapterBase, module: str, parts: dict[str, So
         "lora_embedding_B",
         "lora_magnitude_vector",
     }
-    if unknown := set(parts) - known:
+    if unknown := set(parts) - known - _TRAINING_ONLY:
         raise UnsupportedError(f"{adapter.name}: {module} has {some(sorted(unknown))}, which no LoRA known here has.")
     is_embedding = "lora_embedding_A" in parts
     a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
     if a not in parts or b not in parts:
         raise CorruptFileError(f"{adapter.name}: {module} has only one of its two LoRA factors.")
     down, up = parts[a], parts[b]
-    if len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
+    if len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1] or not down.shape[0]:
         raise CorruptFileError(
             f"{adapter.name}: the factors of {module} have shapes {list(down.shape)} and "
             f"{list(up.shape)}, which cannot be multiplied."
         )
     name = _canonical(module, "weight", base.layout)
+    if is_embedding:
+        _check_plain_lookup(adapter, name, base.layout)
+        if not base.layout.shapes:
+            raise MissingFileError(
+                f"{adapter.name}: whether {name} is also the output head takes the base's config to tell, and "
+                f"{base.why_not}. Pass base=."
+            )
     transposed = is_embedding or _is_conv1d(adapter, base, name)
     scaling = _scaling(adapter, module, down.shape[0])
     left, right = (Transposed(down), Transposed(up)) if transposed else (up, down)
@@ -156,6 +242,13 @@ def _layer(adapter: Adapter, base: AdapterBase, module: str, parts: dict[str, So
         change = DoRA(weight, low_rank, parts["lora_magnitude_vector"], axis=int(transposed))
     result = [("weight", Term(1.0, change))]
     if "lora_B.bias" in parts:  # `lora_bias`: the adapter's own bias is scaled like its product
+        bias = _canonical(module, "bias", base.layout)
+        if base.layout.shapes and name in base.layout.shapes and bias not in base.layout.shapes:
+            raise UnsupportedError(
+                f"{adapter.name} was trained with lora_bias=True on {module}, which has no bias in "
+                f"{base.layout.architecture}: there is nothing to add its bias to, and PEFT cannot merge it either. "
+                "Train it with lora_bias=False."
+            )
         result.append(("bias", Term(scaling, Dense((parts["lora_B.bias"],)))))
     return result
 
@@ -179,20 +272,34 @@ def _scaling(adapter: Adapter, module: str, rank: int) -> float:
         return adapter.scalings[module]
     from peft.utils.other import get_pattern_key
 
-    patterns = adapter.config.get("alpha_pattern") or {}
-    alpha = patterns.get(get_pattern_key(list(patterns), module), adapter.config.get("lora_alpha", 8))
+    def stated(patterns: Mapping[str, Any] | None, default: Any) -> Any:
+        given = patterns or {}
+        return given.get(get_pattern_key(list(given), module), default)
+
+    alpha = stated(adapter.config.get("alpha_pattern"), adapter.config.get("lora_alpha", 8))
+    expected = stated(adapter.config.get("rank_pattern"), adapter.config.get("r", 8))
+    if expected != rank:
+        raise CorruptFileError(
+            f"{adapter.name}: the factors of {module} have rank {rank}, and {ADAPTER_CONFIG} says {expected}. They do "
+            "not belong together."
+        )
     return alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank)
 
 
-def _token_indices(adapter: Adapter, name: str, count: int) -> tuple[int, ...]:
+def _token_indices(adapter: Adapter, module: str, count: tuple[int, ...], rows: int) -> tuple[int, ...]:
     """Which rows of an embedding were trained."""
     given = adapter.config.get("trainable_token_indices")
     if isinstance(given, dict):
-        module = name.removesuffix(".weight")
         given = next((rows for key, rows in given.items() if module == key or module.endswith("." + key)), None)
-    if not isinstance(given, list) or len(given) != count or not all(isinstance(row, int) for row in given):
+    if (
+        not isinstance(given, list)
+        or (len(given),) != count
+        or not all(isinstance(row, int) and 0 <= row < rows for row in given)
+        or len(set(given)) != len(given)
+    ):
         raise CorruptFileError(
-            f"{adapter.name}: the config's trainable_token_indices do not fit the {count} rows of {name}."
+            f"{adapter.name}: the config's trainable_token_indices do not fit {module}: they must be the "
+            f"{some(map(str, count))} tokens that the adapter stores, each once and below {rows}."
         )
     return tuple(given)
 

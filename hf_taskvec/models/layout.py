@@ -97,6 +97,14 @@ def unwrapped(name: str) -> str | None:
     return _PEFT_WRAPPERS.sub("", name.removeprefix("base_model.model."))
 
 
+def how_to_untie(head: str) -> str:
+    """What to do to get an untied copy of a model; `head` is the live name of the weight that is tied."""
+    return (
+        f"To untie a model, give it a head of its own (model.{head} = torch.nn.Parameter(model.{head}.clone())), set "
+        "model.config.tie_word_embeddings = False, and save it."
+    )
+
+
 def is_peft_model(model: object) -> bool:
     """Whether a model is a `PeftModel`, without importing peft."""
     peft = sys.modules.get("peft")
