@@ -7,8 +7,9 @@ A message says what went wrong, with which parameter or file, and what to do abo
 (True, True)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from difflib import get_close_matches
+from itertools import islice
 
 
 class TaskVectorError(Exception):
@@ -85,9 +86,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def some(names: Iterable[str], most: int = 3) -> str:
     """A short list for an error message: the first few names and how many more there are.
 
-    >>> some(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
+    >>> some(["a", "b", "c", "d", "e"]), some(str(number) for number in range(10**18))
+    ('a, b, c and 2 more', '0, 1, 2 and more than 1000 more')
     """
-    names = list(names)
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    left = iter(names)
+    first = ", ".join(islice(left, most))
+    rest = len(names) - most if isinstance(names, Sized) else sum(1 for _ in islice(left, 1001))
+    if isinstance(names, Sized) or rest <= 1000:
+        return first + (f" and {rest} more" if rest > 0 else "")
+    return f"{first} and more than 1000 more"

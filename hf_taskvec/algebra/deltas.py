@@ -7,6 +7,7 @@ that a new kind of change is one class.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,15 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.algebra.exact_difference import exact_parts
-from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, numel
+from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, are_rows, numel
 from hf_taskvec.algebra.stored_rows import add_rows_of, combine_rows
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
 from hf_taskvec.filenames import VECTOR_RECORD
+
+# More than any parameter has. A record alone may say what it likes: the rows of a parameter of which some change, or
+# factors of rank 0, need no bytes in a file.
+_MOST_ELEMENTS = 1 << 36
 
 # Sign and stored tensor, in the order in which they must be added.
 Parts = tuple[tuple[int, Source], ...]
@@ -104,6 +109,10 @@ class Delta(ABC):
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         """Add `weight` times rows `start:stop` of the change to the fp64 tensor `out`."""
 
+    def changes(self, start: int, stop: int) -> bool:
+        """Whether anything but zeros may be in rows `start:stop`."""
+        return True
+
     def only_rows(self, kept: tuple[int, ...]) -> "Delta":
         """The change to the rows `kept` alone. Stays lazy where the kind allows it; here it is computed in fp64."""
         change = torch.zeros(self.shape, dtype=torch.float64)
@@ -133,7 +142,12 @@ def read_delta(entry: Mapping[str, Any], source: ReadSource) -> Delta:
     kind = entry["kind"]
     if kind not in Delta.kinds:
         raise CorruptFileError(f"{VECTOR_RECORD} has a change of unknown kind {kind!r}. Upgrade hf_taskvec.")
-    return Delta.kinds[kind].from_record(entry, source)
+    delta = Delta.kinds[kind].from_record(entry, source)
+    if max((numel(delta.shape), *delta.shape)) > _MOST_ELEMENTS:
+        raise CorruptFileError(
+            f"{VECTOR_RECORD} has a change to a parameter of shape {list(delta.shape)}: no parameter is that large."
+        )
+    return delta
 
 
 class _Stored(Delta):
@@ -320,10 +334,10 @@ class Rows(Delta):
 
     def __post_init__(self) -> None:
         rows = self.inner.shape[:1]
-        if rows != (len(self.index),) or not all(0 <= row < self.n_rows for row in self.index):
+        if rows != (len(self.index),) or not are_rows(self.index, self.n_rows):
             raise MismatchError(
                 f"a change to rows {some(map(str, self.index))} of {self.n_rows} holds {list(rows)} rows: "
-                "they must be as many, and within the parameter."
+                "they must be as many, within the parameter, and each there once."
             )
 
     @property
@@ -363,7 +377,21 @@ class Rows(Delta):
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         rows = entry["rows"]
         index = range(rows["start"], rows["stop"]) if isinstance(rows, dict) else tuple(rows)
-        return cls(index, read_delta(entry["change"], source), int(entry["of"]))
+        inner = read_delta(entry["change"], source)
+        if isinstance(inner, Rows):
+            raise CorruptFileError(f"{VECTOR_RECORD} has rows of a change to rows.")
+        return cls(index, inner, int(entry["of"]))
+
+    @override
+    def changes(self, start: int, stop: int) -> bool:
+        if isinstance(self.index, range):
+            return start < self.index.stop and self.index.start < stop
+        following = bisect_left(self._in_order, start)
+        return following < len(self._in_order) and self._in_order[following] < stop
+
+    @cached_property
+    def _in_order(self) -> list[int]:
+        return sorted(self.index)
 
     @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:

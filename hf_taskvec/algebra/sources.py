@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -67,6 +68,19 @@ def numel(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def are_rows(index: range | tuple[int, ...], count: int) -> bool:
+    """Whether these are different rows of a tensor of `count` rows; neither number costs time or memory.
+
+    >>> are_rows((0, 2), 3), are_rows((0, 0), 3), are_rows(range(1, 10**18), 3)
+    (True, False, False)
+    """
+    if isinstance(index, range):
+        return index.step == 1 and (not index or (index.start >= 0 and index.stop <= count))
+    if not all(isinstance(row, Integral) and not isinstance(row, bool) for row in index):
+        return False
+    return not index or (min(index) >= 0 and max(index) < count and len(set(index)) == len(index))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -225,8 +239,11 @@ class RowsOf(Source):
 
     def __post_init__(self) -> None:
         rows = self.source.shape[0] if self.source.shape else 0
-        if not all(0 <= row < rows for row in self.index):
-            raise MismatchError(f"rows {some(map(str, self.index))} are not all within the {rows} rows of a tensor.")
+        if not are_rows(self.index, rows):
+            raise MismatchError(
+                f"rows {some(map(str, self.index))} are not all within the {rows} rows of a tensor, or not each there "
+                "once."
+            )
 
     @property
     @override

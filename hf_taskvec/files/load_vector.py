@@ -23,6 +23,9 @@ from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.tensor_files import StoredTensor, TensorFile, open_files
 
+# A tensor that is stored as it is may be read transposed, or some of its rows, or both.
+_MOST_VIEWS = 2
+
 
 def load(
     folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, verify: bool = True
@@ -114,10 +117,13 @@ def _open_reference(document: dict[str, Any], token: str | bool | None) -> dict[
     return opened
 
 
-def _source(entry: Any, sources: Mapping[str, Source]) -> Source:
+def _source(entry: Any, sources: Mapping[str, Source], depth: int = 0) -> Source:
     if isinstance(entry, str):
         return sources[entry]
+    if depth == _MOST_VIEWS:
+        raise CorruptFileError(f"{VECTOR_RECORD} has a view of a view of a view of a tensor. Do not trust this vector.")
     if "transposed" in entry:
-        return Transposed(_source(entry["transposed"], sources))
+        return Transposed(_source(entry["transposed"], sources, depth + 1))
     rows = entry["rows"]
-    return RowsOf(_source(entry["of"], sources), range(*rows) if entry["range"] else tuple(rows))
+    index = range(*rows) if entry["range"] else tuple(rows)
+    return RowsOf(_source(entry["of"], sources, depth + 1), index)
