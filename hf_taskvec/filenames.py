@@ -18,10 +18,14 @@ VECTOR_RECORD = "taskvec.json"
 MODEL_RECORD = "taskvec_apply.json"
 #: the record of an adapter that `to_adapter` wrote, which tells it from one that somebody trained
 ADAPTER_RECORD = "taskvec_adapter.json"
-#: the record of a fine-tuning run
+#: the record of a fine-tuning run, the checkpoint of an unfinished one, and the folder of the epochs' vectors
 TRAINING_RECORD = "training.json"
+TRAINING_STATE = "checkpoint.safetensors"
+EPOCH_VECTORS = "vectors"
 #: the model card, of a folder and of a repository on the Hub
 MODEL_CARD = "README.md"
+#: the sha256 of the card as it was written, which tells whether somebody has changed it since
+CARD_DIGEST = ".README.sha256"
 #: the command that wrote a folder; it may name paths of this machine
 COMMAND_RECORD = "taskvec-command.json"
 
@@ -29,3 +33,5 @@ COMMAND_RECORD = "taskvec-command.json"
 REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_FOLDER = "report"
+#: a report's plots, without their endings
+REPORT_PLOTS = ("scores", "pareto", "samples")

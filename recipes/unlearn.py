@@ -19,7 +19,6 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
 
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +30,14 @@ from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.experiments.config_options import parse_config
-from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 from hf_taskvec.experiments.unlearning.book_similarity import compare_books
 from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
 from hf_taskvec.experiments.unlearning.summary_text import summary_text
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
+from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.models.loading import load_for_evaluation
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -160,7 +160,7 @@ def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path)
                 (scale * vector).to_adapter(output / "adapter", base=joint, overwrite=True)
     if main_process:  # what an earlier run chose would not belong to this report
         for name in {"model", "adapter"} - {path.name for path in files.values()}:
-            shutil.rmtree(output / name, ignore_errors=True)
+            remove_output(output / name, OUTPUTS[name])
     processes().wait_for_everyone()
     return files
 

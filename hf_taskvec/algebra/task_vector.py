@@ -72,7 +72,7 @@ class TaskVector(VectorPushing):
                 Store no tensors, only the ids, revisions and fingerprints of what the vector is made of. A reference
                 to a model in a folder stores that folder's path, so it is of use on this machine only.
             overwrite (`bool`, *optional*, defaults to `False`):
-                Replace a task vector that is already in the folder.
+                Replace a task vector that is already in the folder, if nothing of others is in it.
             max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`):
                 The largest size of one file.
             progress (`bool`, *optional*):
@@ -114,7 +114,7 @@ class TaskVector(VectorPushing):
             dtype (`torch.dtype` or `str`, *optional*):
                 Round dense changes to this dtype; by default they are stored without loss.
             overwrite (`bool`, *optional*, defaults to `False`):
-                Replace a task vector that is already in the folder.
+                Replace a task vector that is already in the folder, if nothing of others is in it.
             max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`):
                 The largest size of one file.
             progress (`bool`, *optional*):
@@ -166,7 +166,7 @@ class TaskVector(VectorPushing):
                 How many threads write, each with 10 to 15 MB of its own (more where a single row of a tensor has more
                 than half a million elements); by default as many as torch uses, but no more than 16.
             overwrite (`bool`, *optional*, defaults to `False`):
-                Replace an earlier output of `apply`.
+                Replace an earlier output of `apply`, if nothing of others is in it.
             strict_base (`bool`, *optional*, defaults to `False`):
                 Refuse a base that is not, byte for byte, the one the vector was made from. What the vector knows of its
                 base decides: its files, if it was extracted from a folder or the Hub in this process; a digest of every

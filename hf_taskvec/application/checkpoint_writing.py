@@ -4,7 +4,9 @@ A thread holds a few tiles of one tensor at a time, whatever the size of the mod
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,15 +41,30 @@ def total_bytes(files: OutputFiles) -> int:
     return sum(tensor.spec.nbytes for each in files.values() for tensor in each.values())
 
 
-def create_writers(
+@contextmanager
+def open_writers(
     folder: Path, files: OutputFiles, finished: FinishedFiles, join: bool = False
-) -> dict[str, SafetensorsWriter]:
-    """A writer for each file that is not finished; with `join`, of a file that another process created."""
+) -> Iterator[dict[str, SafetensorsWriter]]:
+    """A writer for each file that is not finished; with `join`, of a file that another process created.
+
+    All are closed when the block ends. If it fails, what they wrote is of no use to a later run and goes, so that it
+    does not keep a full disk full.
+    """
     writers = {}
-    for file in (each for each in files if each not in finished):
-        specs = {name: tensor.spec for name, tensor in files[file].items()}
-        writers[file] = SafetensorsWriter(folder / f"{file}{PARTIAL}", specs, {"format": "pt"}, join)
-    return writers
+    with ExitStack() as stack:
+        for file in (each for each in files if each not in finished):
+            specs = {name: tensor.spec for name, tensor in files[file].items()}
+            path = folder / f"{file}{PARTIAL}"
+            if not join:
+                stack.push(partial(_remove_after_failure, path))
+            writers[file] = stack.enter_context(SafetensorsWriter(path, specs, {"format": "pt"}, join))
+        yield writers
+
+
+def _remove_after_failure(path: Path, kind: type[BaseException] | None, *_: object) -> None:
+    if kind is not None:
+        with suppress(OSError):  # Windows removes no file that another process has open
+            path.unlink(missing_ok=True)
 
 
 def write_files(

@@ -1,13 +1,13 @@
 """Which files of an output are complete: what an interrupted run can be resumed from."""
 
 import json
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 import xxhash
 
 from hf_taskvec.atomic import write_text
+from hf_taskvec.files.own_folder import clear
 
 _PROGRESS = ".progress.json"
 
@@ -34,11 +34,9 @@ class FinishedFiles:
         digests = {
             file: digest
             for file, digest in _noted(folder, job).items()
-            if file in files and (folder / file).is_file() and _digest(folder / file) == digest
+            if file in files and _is_plain(folder / file) and _digest(folder / file) == digest
         }
-        for path in folder.iterdir():
-            if path.name not in digests:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clear(folder, digests)
         finished = cls(folder, job, digests)
         finished._write()
         return finished
@@ -71,6 +69,10 @@ def _noted(folder: Path, job: str) -> dict[str, str]:
         return dict(noted["files"]) if noted["job"] == job else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _digest(path: Path) -> str:

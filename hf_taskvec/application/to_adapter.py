@@ -82,10 +82,9 @@ def to_adapter(
     final = Path(output)
     with new_folder(final, ADAPTER_RECORD, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        writer = SafetensorsWriter(part / ADAPTER_SAFETENSORS, specs, {"format": "pt"})
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-        writer.close()
+        with SafetensorsWriter(part / ADAPTER_SAFETENSORS, specs, {"format": "pt"}) as writer:
+            for name, tensor in tensors.items():
+                writer.write(name, tensor)
         (part / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
         origin = {
             "library": f"hf_taskvec {__version__}",

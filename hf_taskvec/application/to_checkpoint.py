@@ -7,8 +7,8 @@ under its name when it is complete; an interrupted run is resumed, keeping the f
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.checkpoint_writing import (
     OutputFiles,
     OutputTensor,
-    create_writers,
+    open_writers,
     total_bytes,
     write_files,
 )
@@ -65,31 +65,30 @@ def apply(
     assert checkpoint.folder is not None
     if final == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
+    beside = companions(checkpoint.folder)
     check_fits(vector, checkpoint, strict_base, may_grow=True)
     files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
     job = _job_key(vector, scale, files)
     group = processes()
     is_main = group.is_main_process
     if is_main:
-        check_replaceable(final, MODEL_RECORD, overwrite)
+        check_replaceable(output, MODEL_RECORD, overwrite)
         _check_space(final, files)
-    with new_folder(final, MODEL_RECORD, overwrite, resume=True) if is_main else nullcontext(unfinished(final)) as part:
+    with ExitStack() as stack:
         # The main process decides what is left to do and creates the files; the others then open the same files.
         if is_main:
+            part = stack.enter_context(new_folder(output, MODEL_RECORD, overwrite, resume=True))
             finished = FinishedFiles.of_interrupted_run(part, job, files)
-            writers = create_writers(part, files, finished)
+            writers = stack.enter_context(open_writers(part, files, finished))
         group.wait_for_everyone()
         if not is_main:
+            part = unfinished(final)
             finished = FinishedFiles.of_main_process(part, job)
-            writers = create_writers(part, files, finished, join=True)
-        try:
-            write_files(part, files, writers, finished, group, on, threads, progress)
-        finally:
-            for writer in writers.values():
-                writer.close(sync=False)
+            writers = stack.enter_context(open_writers(part, files, finished, join=True))
+        write_files(part, files, writers, finished, group, on, threads, progress)
         group.wait_for_everyone()
         if is_main:
-            _finish(part, files, checkpoint, out_dtype, _record(vector, scale, checkpoint, out_dtype))
+            _finish(part, files, checkpoint, beside, out_dtype, _record(vector, scale, checkpoint, out_dtype))
             finished.remove_note()
     group.wait_for_everyone()
     return final
@@ -145,7 +144,7 @@ def _check_space(final: Path, files: OutputFiles) -> None:
     needed = total_bytes(files)
     place = next(folder for folder in final.absolute().parents if folder.exists())
     part = unfinished(final)
-    held = bytes_on_disk(part) if part.exists() else 0
+    held = bytes_on_disk(part) if part.is_dir() else 0
     free = shutil.disk_usage(place).free + held
     if free < needed:
         raise OutputError(
@@ -161,12 +160,13 @@ def _finish(
     part: Path,
     files: OutputFiles,
     checkpoint: Checkpoint,
+    beside: Iterable[Path],
     dtype: torch.dtype | None,
     record: Mapping[str, Any],
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
     assert checkpoint.folder is not None
-    for path in companions(checkpoint.folder):
+    for path in beside:
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)

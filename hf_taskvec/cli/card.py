@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hf_taskvec import filenames
-from hf_taskvec.atomic import write_bytes, write_text
+from hf_taskvec.atomic import write_bytes
 from hf_taskvec.cli.arguments import (
     ArtifactArgument,
     BaseModelOption,
@@ -19,6 +19,7 @@ from hf_taskvec.cli.arguments import (
 from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.results import CommandResult
 from hf_taskvec.errors import OutputError
+from hf_taskvec.files.foreign_files import write_card_file
 
 
 def card_command(
@@ -61,7 +62,7 @@ def card_command(
             # A report.json that is there may still have its texts, which the published one lacks.
             if name != filenames.REPORT_JSON or not (beside / name).exists():
                 write_bytes(beside / name, content)
-    write_text(path, text)
+    write_card_file(folder, text)
     record_command(folder)
     CommandResult({"card": str(path)}, [f"{path}: written"]).show(json)
     return None

@@ -19,7 +19,7 @@ def check_output(output: Path, marker: str, overwrite: bool) -> None:
     from hf_taskvec.files.output_folder import check_replaceable
 
     try:
-        check_replaceable(output.resolve(), marker, overwrite)
+        check_replaceable(output, marker, overwrite)
     except OutputError as error:
         raise OutputError(str(error).replace("overwrite=True", "--overwrite")) from None
 

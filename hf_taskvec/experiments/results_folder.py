@@ -1,7 +1,7 @@
 """The output folder of an experiment: it belongs to one config, which lies in it."""
 
 import json
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,26 @@ from hf_taskvec import atomic
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
-from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
+from hf_taskvec.filenames import (
+    ADAPTER_RECORD,
+    MODEL_RECORD,
+    REPORT_JSON,
+    REPORT_MARKDOWN,
+    REPORT_PLOTS,
+    VECTOR_RECORD,
+)
+from hf_taskvec.files.output_folder import check_replaceable, remove_output
 from hf_taskvec.json_files import read_json
 
 SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
-    *(REPORT_JSON, REPORT_MARKDOWN, "model", "adapter", "vector", "store"),
-    *(f"{plot}.{kind}" for plot in ("scores", "pareto", "samples") for kind in ("png", "svg")),
+    *(REPORT_JSON, REPORT_MARKDOWN),
+    *(f"{plot}.{kind}" for plot in REPORT_PLOTS for kind in ("png", "svg")),
 )
+_STORED = re.compile(r"[0-9a-f]{32}\.json")  # an evaluation store's files, in the folder `store`
+#: the outputs among them, and the record of each
+OUTPUTS = {"model": MODEL_RECORD, "adapter": ADAPTER_RECORD, "vector": VECTOR_RECORD}
 
 
 def open_results_folder(output: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
@@ -43,10 +54,16 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
         raise OutputError(f"{folder.name} is a file; the output needs a folder.")
     settings = json.loads(json.dumps(settings))  # as it will be read back
     others = _others(folder)
-    if (folder / SETTINGS_FILE).exists() and others and not force:
+    if (folder / SETTINGS_FILE).exists() and others:
         before = read_json(folder / SETTINGS_FILE)
+        if "model_type" in before:
+            raise OutputError(f"the folder {folder.name} holds a model. Choose a new or empty folder as --output.")
         other = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        if other:
+        if force and folder.is_symlink():
+            raise OutputError(
+                f"{folder.name} is a link to a folder with results. Name that folder itself to replace them."
+            )
+        if other and not force:
             changes = ", ".join(f"{k}: {_short(before.get(k))} → {_short(settings.get(k))}" for k in other[:3])
             raise OutputError(
                 f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
@@ -72,8 +89,20 @@ def _others(folder: Path) -> list[Path]:
 
 
 def _clear(folder: Path) -> None:
-    for path in map(folder.joinpath, _RESULTS):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    """Remove the results. If one of the outputs holds something of others, nothing is removed."""
+    for name, record in OUTPUTS.items():
+        check_replaceable(folder / name, record, overwrite=True)
+    for name, record in OUTPUTS.items():
+        remove_output(folder / name, record)
+    for name in _RESULTS:
+        (folder / name).unlink(missing_ok=True)
+    store = folder / "store"
+    if store.is_dir() and not store.is_symlink():
+        for path in store.iterdir():
+            if _STORED.fullmatch(path.name) or atomic.is_partial(path):
+                path.unlink()
+        if not any(store.iterdir()):
+            store.rmdir()
 
 
 def _short(value: Any) -> str:

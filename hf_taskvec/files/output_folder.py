@@ -1,13 +1,15 @@
 """Output folders that appear only when they are complete."""
 
-import shutil
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hf_taskvec.atomic import sync
+from hf_taskvec.atomic import LONGEST_NAME, hidden_beside, sync
 from hf_taskvec.errors import OutputError
+from hf_taskvec.files.foreign_files import check_nothing_foreign
 from hf_taskvec.files.output_lock import only_writer
+from hf_taskvec.files.own_folder import check_ours, clear, is_marked, remove_folder, remove_mark, take_folder
 
 
 @contextmanager
@@ -20,7 +22,8 @@ def new_folder(output: str | Path, marker: str, overwrite: bool = False, resume:
         output (`str` or `Path`):
             Where the output shall appear.
         marker (`str`):
-            A file that tells a folder of ours: only such a folder (or an empty one) is ever replaced.
+            A file that tells a folder of ours: only such a folder (or an empty one) is ever replaced, and only if all
+            that it holds was written by this library.
         overwrite (`bool`, *optional*, defaults to `False`):
             Replace an earlier output.
         resume (`bool`, *optional*, defaults to `False`):
@@ -32,71 +35,88 @@ def new_folder(output: str | Path, marker: str, overwrite: bool = False, resume:
     Raises:
         `OutputError`: If the folder holds something else, is being written by another run, or cannot be written.
     """
-    output = Path(output).resolve()
     check_replaceable(output, marker, overwrite)
-    part = unfinished(output)
+    final = Path(output).resolve()
+    part = unfinished(final)
     with ExitStack() as stack:
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(only_writer(output))
-            part.mkdir(exist_ok=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_writer(final))
+            _bring_back(final, marker)
+            check_replaceable(output, marker, overwrite)
+            take_folder(part, marker)
+            if not resume:
+                clear(part)
         except OutputError:
             raise
         except OSError as error:
             raise OutputError(
-                f"cannot write to {output.name}: {error.strerror or error}. Choose another folder."
+                f"cannot write to {final.name}: {error.strerror or error}. Choose another folder."
             ) from None
         try:
-            _bring_back(output)
-            check_replaceable(output, marker, overwrite)
-            if not resume:
-                _empty(part)
             yield part
-            publish(part, output)
+            publish(part, final)
         except OSError as error:
             if not resume:
-                shutil.rmtree(part, ignore_errors=True)
+                _discard(part)
             if isinstance(error, OutputError):
                 raise
             raise OutputError(
-                f"writing {output.name} failed: {error.strerror or error}. Nothing new was left under its name"
+                f"writing {final.name} failed: {error.strerror or error}. Nothing new was left under its name"
                 + (", and a new run resumes where this one stopped." if resume else ".")
             ) from error
         except BaseException:
             if not resume:
-                shutil.rmtree(part, ignore_errors=True)
+                _discard(part)
             raise
 
 
 def unfinished(output: Path) -> Path:
     """Where an output grows until it is complete."""
-    return output.parent / f".{output.name}.unfinished"
+    return hidden_beside(output, ".unfinished")
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def check_replaceable(output: str | Path, marker: str, overwrite: bool) -> None:
+    """Refuse to write over anything that is not an earlier output of the same kind, with nothing of others in it.
 
-
-def check_replaceable(output: Path, marker: str, overwrite: bool) -> None:
-    """Refuse to write over anything that is not an earlier output of the same kind."""
-    if output == Path.cwd():
+    A link is followed to where a new output shall be, but not in order to replace one: what it leads to may be more
+    than its name tells.
+    """
+    final = Path(output).resolve()
+    if len(os.fsencode(final.name)) > LONGEST_NAME:
+        raise OutputError(
+            f"the name {final.name[:20]}… is too long: it has {len(os.fsencode(final.name))} bytes, and file systems "
+            f"take {LONGEST_NAME}. Choose a shorter one."
+        )
+    if final == Path.cwd():
         raise OutputError("the output would replace the current folder. Choose a folder inside it.")
-    if output.is_file():
-        raise OutputError(f"{output.name} is a file; the output needs a folder.")
-    if not output.exists() or not any(output.iterdir()):
+    if final.exists() and not final.is_dir():
+        raise OutputError(f"{final.name} is a file; the output needs a folder.")
+    if not final.exists() or not any(final.iterdir()):
         return
-    if not (output / marker).exists():
-        raise OutputError(f"the folder {output.name} holds other files (no {marker}). Choose a new or empty folder.")
+    if not (final / marker).exists():
+        raise OutputError(f"the folder {final.name} holds other files (no {marker}). Choose a new or empty folder.")
     if not overwrite:
-        raise OutputError(f"the folder {output.name} already holds an output. Pass overwrite=True to replace it.")
+        raise OutputError(f"the folder {final.name} already holds an output. Pass overwrite=True to replace it.")
+    if Path(output).is_symlink():
+        raise OutputError(
+            f"{Path(output).name} is a link to a folder that already holds an output. Name that folder itself to "
+            "replace it."
+        )
+    check_nothing_foreign(final, marker)
+
+
+def remove_output(output: Path, marker: str) -> None:
+    """Remove an earlier output, if there is one. What is refused is what `new_folder` would refuse to replace."""
+    check_replaceable(output, marker, overwrite=True)
+    if output.exists():
+        remove_folder(output)
 
 
 def publish(part: Path, output: Path) -> None:
     """Give a finished folder its final name, in place of an earlier output."""
     old = _replaced(output)
-    if old.exists():
-        shutil.rmtree(old)
+    remove_mark(part)
     try:
         if output.exists() and any(output.iterdir()):
             output.rename(old)
@@ -104,25 +124,38 @@ def publish(part: Path, output: Path) -> None:
             output.rmdir()
         part.rename(output)
     except BaseException:
-        _bring_back(output)
+        if old.exists() and not output.exists():
+            old.rename(output)
         raise
     sync(output.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder of ours if it is there and can be; else the next run does."""
+    with suppress(OSError):
+        remove_folder(folder)
 
 
 def _replaced(output: Path) -> Path:
     """Where an earlier output is for the moment between two renames."""
-    return output.parent / f".{output.name}.replaced"
+    return hidden_beside(output, ".replaced")
 
 
-def _bring_back(output: Path) -> None:
-    """Give an earlier output its name again, if replacing it was interrupted."""
-    if _replaced(output).exists() and not output.exists():
-        _replaced(output).rename(output)
+def _bring_back(output: Path, marker: str) -> None:
+    """End an interrupted replacement: an earlier output gets its name again, or goes if there is a new one."""
+    old = _replaced(output)
+    if not os.path.lexists(old):
+        return
+    check_ours(old, marker)
+    if output.exists() or is_marked(old):
+        remove_folder(old)
+    else:
+        old.rename(output)
 
 
 def bytes_on_disk(folder: Path) -> int:
     """How much of the disk the files of a folder take: less than their sizes, if parts were never written."""
-    stats = [path.stat() for path in folder.iterdir()]
+    stats = [path.lstat() for path in folder.iterdir()]
     # Windows counts no blocks, and gives a file all of its size at once.
     return sum(stat.st_blocks * 512 if hasattr(stat, "st_blocks") else stat.st_size for stat in stats)

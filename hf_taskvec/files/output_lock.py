@@ -1,11 +1,14 @@
 """The lock of an output: one process at a time writes to a folder."""
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from hf_taskvec.atomic import hidden_beside
 from hf_taskvec.errors import OutputError
 
 
@@ -15,6 +18,7 @@ def only_writer(output: Path) -> Iterator[None]:
     file = _lock_file(output)
     # The block may be left in another thread than it was entered in.
     lock = FileLock(file, thread_local=False)
+    _check_lock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -35,4 +39,16 @@ def _lock_file(output: Path) -> Path:
     It cannot be in the unfinished folder, which is renamed: Windows renames no folder with an open file in it. A killed
     run leaves the file beside its unfinished folder, but nobody holds it then.
     """
-    return output.parent / f".{output.name}.lock"
+    return hidden_beside(output, ".lock")
+
+
+def _check_lock(file: Path) -> None:
+    """Refuse what is no lock of ours, before it is opened and in the end removed: ours are empty files."""
+    if not os.path.lexists(file):
+        return
+    found = file.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size:
+        raise OutputError(
+            f"{file.name} beside the output is not the lock of a run. It was not touched. Look at it and remove it, or "
+            "choose another output folder."
+        )

@@ -33,11 +33,11 @@ class TensorSpec:
 
 
 class SafetensorsWriter:
-    """A safetensors file with known contents, open for writing rows at their place.
+    """A safetensors file with known contents, open for writing rows at their place; a context manager that closes it.
 
     Args:
         path (`Path`):
-            The file.
+            The file, which must not exist yet.
         specs (`Mapping[str, TensorSpec]`):
             All tensors of the file.
         metadata (`Mapping[str, str]`, *optional*):
@@ -68,10 +68,23 @@ class SafetensorsWriter:
         self._specs = dict(specs)
         self.nbytes = 8 + len(text) + offset
         self._seeking = threading.Lock()
-        self._file: FileIO | None = FileIO(path, "r+" if join else "w+")
-        if not join:
+        # A link of that name is followed in neither case: a new file is made by us or not at all.
+        self._file: FileIO | None = FileIO(path, "r+", opener=_open_itself) if join else FileIO(path, "x+")
+        if join:
+            return
+        try:
             self._write(len(text).to_bytes(8, "little") + text, 0)
             self._file.truncate(self.nbytes)
+        except BaseException:
+            self.close(sync=False)
+            raise
+
+    def __enter__(self) -> "SafetensorsWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Whoever holds the exception would hold an open file, too, and a removed file takes room until it is closed.
+        self.close(sync=kind is None)
 
     def write(self, name: str, rows: torch.Tensor, start: int = 0) -> None:
         """Write rows of a tensor, from row `start` on."""
@@ -100,10 +113,17 @@ class SafetensorsWriter:
         """Finish the file; with `sync` it is on the disk when this returns."""
         if self._file is None:
             return
-        if sync:
-            os.fsync(self._file)
-        self._file.close()
-        self._file = None
+        try:
+            if sync:
+                os.fsync(self._file)
+        finally:
+            self._file.close()
+            self._file = None
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """Open a file and never what a link leads to, where the operating system can tell."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def shard(specs: Mapping[str, TensorSpec], most: int, stem: str) -> dict[str, dict[str, TensorSpec]]:

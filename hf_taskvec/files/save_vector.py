@@ -107,21 +107,20 @@ def _write_tensors(tensors: Mapping[str, "_Written"], folder: Path, most: int, p
         for file, contents in shard(specs, most, "taskvec").items():
             if not contents:
                 continue
-            writer = SafetensorsWriter(folder / file, contents, {"format": "pt"})
-            for name, spec in contents.items():
-                digest, start = hashlib.sha256(), 0
-                for rows in tensors[name].rows():
-                    digest.update(tensor_bytes(rows))
-                    writer.write(name, rows, start)
-                    bar.update(rows.nbytes)
-                    start += rows.shape[0] if rows.ndim else 1
-                listed[name] = {
-                    "file": file,
-                    "dtype": dtype_name(spec.dtype),
-                    "shape": list(spec.shape),
-                    "sha256": digest.hexdigest(),
-                }
-            writer.close()
+            with SafetensorsWriter(folder / file, contents, {"format": "pt"}) as writer:
+                for name, spec in contents.items():
+                    digest, start = hashlib.sha256(), 0
+                    for rows in tensors[name].rows():
+                        digest.update(tensor_bytes(rows))
+                        writer.write(name, rows, start)
+                        bar.update(rows.nbytes)
+                        start += rows.shape[0] if rows.ndim else 1
+                    listed[name] = {
+                        "file": file,
+                        "dtype": dtype_name(spec.dtype),
+                        "shape": list(spec.shape),
+                        "sha256": digest.hexdigest(),
+                    }
     return listed
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord
-from hf_taskvec.atomic import write_text
 from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
+from hf_taskvec.files.foreign_files import write_card_file
 from hf_taskvec.models.card_metadata import front_matter
 from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.publishing.card_evaluation import evaluation_section, find_report, reported_scale
@@ -88,8 +88,7 @@ def write_card(
         purpose=purpose,
         token=token,
     )
-    write_text(path, card)
-    return path
+    return write_card_file(artifact.folder, card)
 
 
 def card_for(

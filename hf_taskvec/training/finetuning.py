@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec._version import __version__
+from hf_taskvec.atomic import remove
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError, DivergedError, OutputError
-from hf_taskvec.filenames import CONFIG, TRAINING_RECORD
+from hf_taskvec.filenames import CONFIG, EPOCH_VECTORS, TRAINING_RECORD, TRAINING_STATE
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
+from hf_taskvec.files.own_folder import clear, remove_folder
 from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory_estimate import check_training_memory
-from hf_taskvec.training.run_record import VECTORS, Finetuned, is_record_of, write_record
-from hf_taskvec.training.saved_state import STATE_FILE, find_state, load_state, save_state
+from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
+from hf_taskvec.training.saved_state import find_state, load_state, save_state
 from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
 from hf_taskvec.training.token_blocks import read_blocks
 from hf_taskvec.training.trained_model import (
@@ -122,6 +124,7 @@ def finetune(
     source = open_base(base)
     if isinstance(source.model, Path) and source.model.resolve() == final:
         raise OutputError("the output folder is the base's own folder. Choose another.")
+    beside = companions(source.model) if isinstance(source.model, Path) else []
     data = read_blocks(blocks, source.vocabulary, source.context)
     precision = resolve_precision(settings, accelerator)
     if settings.method == "lora":
@@ -133,7 +136,7 @@ def finetune(
     finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
     if any(state.gather(finished)):
         if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
-            (final / STATE_FILE).unlink(missing_ok=True)
+            (final / TRAINING_STATE).unlink(missing_ok=True)
         return Finetuned.load(final)
 
     folder = unfinished(final)
@@ -141,7 +144,7 @@ def finetune(
     with torch.random.fork_rng(devices), ExitStack() as folders:
 
         def open_output() -> None:
-            folders.enter_context(new_folder(final, TRAINING_RECORD, overwrite, resume=True))
+            folders.enter_context(new_folder(output, TRAINING_RECORD, overwrite, resume=True))
             _tidy(folder, key, overwrite)
 
         state.together(open_output, main_only=True)
@@ -164,7 +167,7 @@ def finetune(
             speed = loop.run(progress, after_step)
         except DivergedError:
             if accelerator.is_main_process:  # to continue would lead to the same
-                shutil.rmtree(folder)
+                remove_folder(folder)
             raise
         weights = whole_weights(loop.plain, keep=accelerator.is_main_process)
 
@@ -172,13 +175,13 @@ def finetune(
             check_weights_finite(weights)
             save_model(loop.plain, folder, weights)
             if settings.method == "full":
-                _save_companions(source, folder, with_tokenizer=tokenizer is None)
+                _save_companions(source, beside, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             write_record(folder, _record(loop, key, source, vectors, speed))
             folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
-            (final / STATE_FILE).unlink(missing_ok=True)
+            (final / TRAINING_STATE).unlink(missing_ok=True)
 
         state.together(finish, main_only=True)
     return Finetuned.load(final)
@@ -204,24 +207,22 @@ def _tidy(folder: Path, key: str, overwrite: bool) -> None:
             f"{folder.name} holds an unfinished run of another base, other blocks or other settings (after step "
             f"{saved.step}). Use the same to continue it, pass overwrite=True to discard it, or choose another folder."
         )
-    needed = {STATE_FILE, VECTORS} if continues else set()
-    for path in [*folder.iterdir(), *folder.glob(f"{VECTORS}/.*")]:
-        if path.name not in needed and path.exists():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    clear(folder, {TRAINING_STATE, EPOCH_VECTORS} if continues else ())
+    for path in (folder / EPOCH_VECTORS).glob(".*"):
+        remove(path)
 
 
 def _save_vector(base: Any, model: Any, folder: Path, epoch: int) -> None:
     """The task vector of an epoch."""
     weights = whole_weights(model, keep=processes().is_main_process)
-    target = folder / VECTORS / f"epoch-{epoch}"
+    target = folder / EPOCH_VECTORS / f"epoch-{epoch}"
     processes().together(lambda: save_vector(model, weights, base, target), main_only=True)
 
 
-def _save_companions(source: TrainingBase, folder: Path, with_tokenizer: bool) -> None:
+def _save_companions(source: TrainingBase, beside: list[Path], folder: Path, with_tokenizer: bool) -> None:
     """What belongs to a model beside its weights and its configuration, as it is in the base's folder."""
-    if not isinstance(source.model, Path):
-        return
-    for path in companions(source.model):
+    for path in beside:
+        assert isinstance(source.model, Path)
         if path.name == "generation_config.json" or (with_tokenizer and path.name != CONFIG):
             target = folder / path.relative_to(source.model)
             target.parent.mkdir(exist_ok=True)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec.errors import CorruptFileError
-from hf_taskvec.filenames import TRAINING_RECORD
+from hf_taskvec.filenames import EPOCH_VECTORS, TRAINING_RECORD
 from hf_taskvec.json_files import read_json
-
-VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Finetuned:
                 epoch_losses=tuple(map(float, data["epoch_losses"])),
                 steps=int(data["steps"]),
                 tokens_per_second=float(data["timing"]["tokens_per_second"]),
-                vectors=tuple(folder / VECTORS / name for name in data["vectors"]),
+                vectors=tuple(folder / EPOCH_VECTORS / name for name in data["vectors"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(f"{TRAINING_RECORD} in {folder.name} is damaged ({error!r}). Train again.") from None

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import CorruptFileError, OutputError
+from hf_taskvec.filenames import TRAINING_STATE
 from hf_taskvec.training.accelerators import assign_tensor, whole_tensor
-
-STATE_FILE = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class SavedState:
 
 def find_state(folder: Path) -> SavedState | None:
     """The checkpoint of a folder, if there is one."""
-    path = folder / STATE_FILE
+    path = folder / TRAINING_STATE
     if not path.exists():
         return None
     try:
@@ -69,7 +68,7 @@ def save_state(
                 tensors[f"{part}/{name}"] = value.cpu().contiguous()
     if not write:
         return
-    with writing_safetensors(folder), atomic.replacing(folder / STATE_FILE) as partial:
+    with writing_safetensors(folder), atomic.replacing(folder / TRAINING_STATE) as partial:
         save_file(tensors, partial, metadata={"key": key})
 
 

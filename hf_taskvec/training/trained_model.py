@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ import torch
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
+from hf_taskvec.atomic import hidden_beside
 from hf_taskvec.errors import BadValueError, DivergedError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG
+from hf_taskvec.files.own_folder import scratch_folder
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS
 from hf_taskvec.models.layout import is_peft_model
@@ -168,15 +169,14 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
 
     They go through the disk, so that memory holds no third model: the differences are streamed from both files.
     """
-    tuned = folder.parent / f".{folder.name}.weights"
-    save_model(model, tuned, weights)
-    if is_peft_model(model):
-        vector = TaskVector.from_adapter(tuned, base=base, name=folder.name)
-    else:
-        assert base is not None
-        vector = TaskVector.from_finetuned(base, tuned, name=folder.name)
-    vector.save(folder, overwrite=True)
-    shutil.rmtree(tuned)
+    with scratch_folder(hidden_beside(folder, ".weights")) as tuned:
+        save_model(model, tuned, weights)
+        if is_peft_model(model):
+            vector = TaskVector.from_adapter(tuned, base=base, name=folder.name)
+        else:
+            assert base is not None
+            vector = TaskVector.from_finetuned(base, tuned, name=folder.name)
+        vector.save(folder, overwrite=True)
 
 
 @contextmanager

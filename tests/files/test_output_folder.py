@@ -6,9 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.folders import names
 
 from hf_taskvec.errors import OutputError
 from hf_taskvec.files.output_folder import new_folder
+from hf_taskvec.files.own_folder import MARK
 
 
 def test_a_second_writer_is_told_so_once(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_another_process_is_told_so_and_a_killed_one_keeps_nobody_out(tmp_path: 
         holder.kill()
         holder.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", ".out.unfinished"]
-    assert [path.name for path in (tmp_path / ".out.unfinished").iterdir()] == ["half"]
+    assert names(tmp_path / ".out.unfinished") == [MARK, "half"]
     _output(tmp_path / "out", "second")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["marker"]

@@ -28,6 +28,7 @@ from hf_taskvec.errors import (
     CorruptFileError,
     OutputError,
 )
+from hf_taskvec.files.own_folder import MARK
 from hf_taskvec.training import (
     Finetuned,
     TrainingSettings,
@@ -362,7 +363,8 @@ def test_a_killed_run_continues_from_its_last_checkpoint(base: Path, blocks: dat
     killed = launch.run(SCRIPT, base, tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     left = tmp_path / ".killed.unfinished"
-    assert names(tmp_path) == [".killed.lock", left.name] and names(left) == ["checkpoint.safetensors", "vectors"]
+    assert names(tmp_path) == [".killed.lock", left.name]
+    assert names(left) == [MARK, "checkpoint.safetensors", "vectors"]
     # What a process was writing when it died is not taken for output.
     for half in (".checkpoint.safetensors.partial", "model.safetensors", "vectors/.epoch-2.weights"):
         (left / half).write_text("half")

@@ -19,6 +19,7 @@ from hf_taskvec.errors import (
     UnsupportedError,
 )
 from hf_taskvec.files.output_folder import unfinished
+from hf_taskvec.files.own_folder import take_folder
 from hf_taskvec.training import TaskVectorCallback
 
 
@@ -46,7 +47,7 @@ def test_the_callback_saves_each_epoch(base: Path, blocks: datasets.Dataset, tmp
     callback = TaskVectorCallback(tmp_path / "vectors", base if from_files else None)
     if not from_files:  # as a run leaves it that was killed while it kept the starting weights
         half = unfinished(tmp_path / "vectors" / ".start")
-        half.mkdir(parents=True)
+        take_folder(half)
         (half / "model.safetensors").write_text("half")
     trainer(model, blocks, tmp_path / "trainer", callback).train()
     assert names(tmp_path / "vectors") == ["epoch-1", "epoch-2"]
