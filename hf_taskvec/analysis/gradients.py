@@ -91,14 +91,14 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters that training would change, under canonical names."""
     if is_peft_model(model):
         raise UnsupportedError("the model is wrapped by PEFT: train the adapter, or call merge_and_unload() first.")
-    fused = layout_of_model(model).fused
-    if fused:
+    restructured = layout_of_model(model).restructured
+    if restructured:
         raise UnsupportedError(
-            f"{some(sorted(fused))}: the live model holds its experts fused, so their gradient has no name in a task "
-            "vector."
+            f"{some(sorted(restructured))}: transformers stores such parameters (fused experts, for example) in "
+            "another form than the live model has, so their gradient has no name in a task vector."
         )
     weights = live_weights(model)
-    parameters = {name: weight.module._parameters[weight.attribute] for name, weight in weights.items()}
+    parameters = {name: weight.module._parameters.get(weight.attribute) for name, weight in weights.items()}
     found = {name: p for name, p in parameters.items() if p is not None and p.requires_grad}
     if not found:
         raise BadValueError("no parameter of the model requires a gradient. Call model.requires_grad_(True) first.")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.sources import Source, same_bytes
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -35,9 +34,9 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
     _check_names(vector, model)
     for name in vector:
         shape, found = vector.shape(name), model.tensors[name].shape
-        grows = may_grow and is_vocabulary(name) and shape[1:] == found[1:] and shape[:1] > found[:1]
+        grows = may_grow and model.layout.is_vocabulary(name) and shape[1:] == found[1:] and shape[:1] > found[:1]
         if not (grows and all(term.delta.is_partial for term in vector[name].terms)):
-            _check_shape(name, shape, model.tensors)
+            _check_shape(name, shape, model)
     if strict_base:
         _check_base(vector, model)
 
@@ -59,11 +58,12 @@ def check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: Mapping
 
     """
     layout = layout_of_model(model)
-    fused = [name for name in vector if name in layout.shapes and name not in weights]
-    if fused:
+    restructured = [name for name in vector if name in layout.restructured_stored]
+    if restructured:
         raise UnsupportedError(
-            f"{some(fused)}: the live {layout.architecture} holds its experts fused, and cannot be edited in place. "
-            "Use vector.apply(base, output=...) and load the result."
+            f"{some(restructured)}: transformers splits or joins these stored tensors when it loads them, so the live "
+            f"{layout.architecture} has no such parameters, and they cannot be edited in place. Use vector.apply(base, "
+            "output=...) and load the result."
         )
     shadowed = [name for name in vector if name in weights and weights[name].is_shadowed]
     if shadowed:
@@ -101,11 +101,11 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
     )
 
 
-def _check_shape(name: str, shape: tuple[int, ...], tensors: Mapping[str, Source]) -> None:
-    found = tensors[name].shape
+def _check_shape(name: str, shape: tuple[int, ...], model: Checkpoint) -> None:
+    found = model.tensors[name].shape
     if found == shape:
         return
-    if is_vocabulary(name) and found[1:] == shape[1:]:
+    if model.layout.is_vocabulary(name) and found[1:] == shape[1:]:
         raise MismatchError(
             f"{name}: the vocabulary sizes differ, {found[0]} in the model and {shape[0]} in the vector. Extract the "
             "vector with vocabulary='truncate'. (One that was extracted with vocabulary='extend' can be applied to a "

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows
-from hf_taskvec.algebra.parameter_names import is_vocabulary
 from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
 from hf_taskvec.algebra.sources import RowsOf, Source
 from hf_taskvec.algebra.sums import Term
@@ -15,7 +14,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
-from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.layout import Layout, is_peft_model
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.progress import progress_bar
 
@@ -41,13 +40,16 @@ def from_finetuned(
     old = open_model(base, base_revision, token)
     new = open_model(tuned, tuned_revision, token)
     _check_names(old, new)
+    _check_constants(old, new)
     _check_changed(old, new)
     is_live = isinstance(base, torch.nn.Module) or isinstance(tuned, torch.nn.Module)
     terms = {}
     # Of files nothing is read here; of live models everything is, since they may change later.
     for key, source in progress_bar(old.tensors.items(), "Extracting", progress if is_live else False):
         pair = (source, new.tensors[key])
-        deltas = _resized(key, *pair, vocabulary) if pair[0].shape != pair[1].shape else (Difference(*pair),)
+        deltas = (
+            _resized(key, *pair, vocabulary, new.layout) if pair[0].shape != pair[1].shape else (Difference(*pair),)
+        )
         terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
     how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
     base_record = old.record()
@@ -96,6 +98,18 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
     )
 
 
+def _check_constants(base: Checkpoint, tuned: Checkpoint) -> None:
+    """Refuse models that differ in an integer buffer: it cannot be subtracted, and applying keeps that of the base."""
+    for name in base.constants.keys() | tuned.constants.keys():
+        one, other = base.constants.get(name), tuned.constants.get(name)
+        if one is None or other is None or not torch.equal(one.read(), other.read()):
+            raise MismatchError(
+                f"{name}: {base.where} and {tuned.where} have different tables of integers there, which cannot be "
+                "subtracted, so the vector would not give the fine-tune. Give the base that it was fine-tuned from, or "
+                "save the fine-tune again with the base's table."
+            )
+
+
 def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
     """Refuse a fine-tune that is its base.
 
@@ -120,9 +134,11 @@ def _equal(a: Source, b: Source) -> bool:
     return all(torch.equal(one.double(), other.double()) for one, other in tiles)
 
 
-def _resized(name: str, base: Source, tuned: Source, vocabulary: VocabularyChoice | None) -> tuple[Delta, ...]:
+def _resized(
+    name: str, base: Source, tuned: Source, vocabulary: VocabularyChoice | None, layout: Layout
+) -> tuple[Delta, ...]:
     """The change of an embedding to another number of rows."""
-    if base.shape[1:] != tuned.shape[1:] or not is_vocabulary(name):
+    if base.shape[1:] != tuned.shape[1:] or not layout.is_vocabulary(name):
         raise MismatchError(
             f"{name}: the base has shape {list(base.shape)}, the fine-tune {list(tuned.shape)}. They are not the same "
             "architecture and size; give the base that the model was fine-tuned from."

@@ -4,7 +4,7 @@ Everything is mapped; nothing is read until it is used.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +43,11 @@ class Checkpoint:
     folder: Path | None = None
     revision: str | None = None
     files: tuple[tuple[str, str], ...] = ()
-    #: every tensor of the files under its name there, in their order; buffers as well
+    #: the integer buffers among the weights, which no vector changes
+    constants: Mapping[str, Source] = field(default_factory=dict)
+    #: every tensor of the files under its name there, in their order; whatever transformers leaves out as well
     stored: Mapping[str, StoredTensor] = field(default_factory=dict)
-    #: name in the files -> canonical name (or tied alias); a buffer has none
+    #: name in the files -> canonical name (or tied alias), of everything that a vector can change
     canonical_of: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -98,7 +100,8 @@ def open_checkpoint(
             Patterns of further files to fetch from the Hub: tokenizer and the like (`companions.py`).
 
     Raises:
-        `MismatchError`: If it is an adapter or a saved vector, or if files and config do not belong together.
+        `MismatchError`: If it is an adapter or a saved vector, if files and config do not belong together, or if a
+            tensor is missing.
         `UnsupportedError`: If the weights are quantised.
     """
     beside = ["*.json", *(companions or [])]
@@ -115,9 +118,10 @@ def open_checkpoint(
         for raw, source in stored.items():
             if source.dtype not in FLOATS:
                 raise _quantised(name, raw, source)
-    layout = layout_of_config(config)
-    placed = layout.place(stored, name)
-    tensors = canonical_tensors(placed, stored, layout, name)
+    layout = layout_of_config(config, {raw: source.shape for raw, source in stored.items()})
+    classes = _classes(config)
+    placed = layout.place(stored, name, classes)
+    tensors, constants = canonical_tensors(placed, stored, layout, name, classes, layout.constants)
     return Checkpoint(
         name=name,
         tensors=tensors,
@@ -126,18 +130,52 @@ def open_checkpoint(
         folder=folder,
         revision=commit,
         files=_hub_digests(folder, stored),
+        constants=constants,
         stored=stored,
-        canonical_of={raw: canonical for canonical, raw in placed.items()},
+        canonical_of={raw: canonical for canonical, raw in placed.items() if canonical not in constants},
     )
 
 
+def _classes(config: Mapping[str, Any]) -> list[str]:
+    """The model's class, as its config names it."""
+    named = config.get("architectures")
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+
+
 def canonical_tensors(
-    placed: Mapping[str, str], stored: Mapping[str, Source], layout: Layout, where: str
-) -> dict[str, Source]:
-    """The tensors under canonical names: floating-point only, tied weights once."""
+    placed: Mapping[str, str],
+    stored: Mapping[str, Source],
+    layout: Layout,
+    where: str,
+    classes: Sequence[str],
+    integers: Collection[str],
+) -> tuple[dict[str, Source], dict[str, Source]]:
+    """The tensors under canonical names, tied weights once; and apart from them the integer buffers.
+
+    Args:
+        placed (`Mapping[str, str]`):
+            Canonical name (or tied alias) -> the name in `stored`.
+        stored (`Mapping[str, Source]`):
+            Every tensor of the model.
+        layout (`Layout`):
+            That of the model.
+        where (`str`):
+            What the model is called in a message.
+        classes (`Sequence[str]`):
+            The model's class, as its config or the live model tells it.
+        integers (`Collection[str]`):
+            The canonical names of the integer buffers.
+
+    Raises:
+        `MismatchError`: If one is missing, has another shape than the config says, or differs from what it is tied to.
+        `UnsupportedError`: If a weight is quantised.
+    """
     tensors: dict[str, Source] = {}
+    constants = {canonical: stored[raw] for canonical, raw in placed.items() if canonical in integers}
     for canonical, raw in placed.items():
         source = stored[raw]
+        if canonical in constants:
+            continue
         if source.dtype not in FLOATS:
             raise _quantised(where, raw, source)
         tensors[canonical] = source
@@ -152,7 +190,10 @@ def canonical_tensors(
                 f"{where}: {alias} differs from {owner}, but the config ties them. If the model was untied on purpose, "
                 "set tie_word_embeddings=False in its config."
             )
-    return tensors
+    if layout.shapes:
+        shapes = {canonical: source.shape for canonical, source in (tensors | constants).items()}
+        layout.check_whole(shapes, where, classes)
+    return tensors, constants
 
 
 def _quantised(where: str, name: str, source: Source) -> UnsupportedError:

@@ -2,20 +2,25 @@
 
 The canonical name is the one that transformers writes to disk. transformers itself tells how the names in a live model
 relate to it (its conversion tables), which weights are tied, and which layers store their weight transposed; all of
-that is read off a model built on the meta device, which costs no memory.
+that is read off a model built on the meta device (`meta_models.py`), which costs no memory.
+
+Whatever `save_pretrained` stores in floating point is a weight here: a persistent buffer, such as a router's
+`e_score_correction_bias`, as much as a parameter.
 """
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from hf_taskvec.algebra import parameter_names
 from hf_taskvec.errors import MismatchError, UnsupportedError, some
+from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 
 # Causal masks and rotary tables that older checkpoints carry as if they were weights.
 _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)$|rotary_emb\.\w*inv_freq$")
@@ -25,24 +30,42 @@ _PEFT_OWN = re.compile(r"\.(lora_\w+|modules_to_save|trainable_tokens_\w+)(\.|$)
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known about a model class's parameters. An empty one stands for an unknown architecture."""
+    """What is known about a model class's parameters. An empty one stands for an unknown architecture.
+
+    All names are canonical ones, unless they are said to be those of the live model.
+    """
 
     architecture: str | None = None
-    #: canonical name -> shape; tied aliases are not among them
+    #: the class of the same model without its head, e.g. `GPT2Model`
+    body: str | None = None
+    #: name -> shape of what is stored in floating point, parameters and buffers; tied aliases are not among them
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    #: tied alias -> the canonical name that is stored
+    #: name -> shape of the stored integer buffers, which no vector holds: a table of token ids, for example
+    constants: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: tied alias -> the name that is stored
     tied: Mapping[str, str] = field(default_factory=dict)
-    #: canonical names of weights that `Conv1D` stores transposed
+    #: those that a whole checkpoint may lack: transformers does not store them, or makes them when it loads a model
+    optional: frozenset[str] = frozenset()
+    #: those that the body does not have
+    head: frozenset[str] = frozenset()
+    #: weights that `Conv1D` stores transposed
     conv1d: frozenset[str] = frozenset()
-    #: canonical names of the weights of `nn.Embedding` and its subclasses
+    #: the weights of `nn.Embedding` and its subclasses
     embeddings: frozenset[str] = frozenset()
     #: those of them that look up other rows than they are asked for (OPT's positions), which PEFT does not know
     offset: frozenset[str] = frozenset()
+    #: those that have one row for each token: the input embedding and the output head
+    vocabulary: frozenset[str] = frozenset()
     #: name in the live model -> canonical name, where they differ one to one
     renamed: Mapping[str, str] = field(default_factory=dict)
-    #: names of live parameters that are stored as several tensors (fused experts)
-    fused: frozenset[str] = frozenset()
-    #: what the base model's parameters start with in the full model, e.g. `transformer.`
+    #: names of live parameters that transformers makes of other stored tensors when it loads them: fused experts, or
+    #: projections that are stored in one piece
+    restructured: frozenset[str] = frozenset()
+    #: those stored tensors
+    restructured_stored: frozenset[str] = frozenset()
+    #: patterns of names in files that transformers knows and leaves out when it loads them
+    ignored: tuple[str, ...] = ()
+    #: what the body's parameters start with in the live model, e.g. `transformer.`
     prefix: str = ""
 
     def canonical(self, name: str) -> str:
@@ -53,19 +76,33 @@ class Layout:
         """The live parameter's name of a canonical name."""
         return {disk: live for live, disk in self.renamed.items()}.get(name, name)
 
-    def place(self, names: Iterable[str], where: str) -> dict[str, str]:
-        """Canonical name (or tied alias) -> the given name, for every name that is a parameter.
+    def is_vocabulary(self, name: str) -> bool:
+        """Whether a parameter has one row for each token; by its name alone, if the architecture is not known."""
+        return name in self.vocabulary if self.shapes else parameter_names.is_vocabulary(name)
 
-        Names with the base model's prefix missing or superfluous are recognised; buffers are left out by name.
-        Anything else is an error.
+    def place(self, names: Iterable[str], where: str, classes: Sequence[str] = ()) -> dict[str, str]:
+        """Canonical name (or tied alias) -> the given name, for every name that is stored.
+
+        Names with the base model's prefix missing or superfluous are recognised; buffers that transformers no longer
+        has, and parts that it does not load, are left out. Anything else is an error.
+
+        Args:
+            names (`Iterable[str]`):
+                Those in the files, or in the live model.
+            where (`str`):
+                What the model is called in a message.
+            classes (`Sequence[str]`, *optional*):
+                The model's class, as its config or the live model tells it.
+
+        Raises:
+            `MismatchError`: If a name is not known, or two are the same weight.
         """
         if not self.shapes:
             return {name: name for name in names}
         placed: dict[str, str] = {}
         unknown = []
         for name in names:
-            candidates = (name, self.canonical(name), self.prefix + name, name.removeprefix(self.prefix))
-            found = next((c for c in candidates if c in self.shapes or c in self.tied), None)
+            found = self._known(name)
             if found in placed:
                 raise MismatchError(
                     f"{where}: {placed[found]} and {name} both are {found} of {self.architecture}. Save the model "
@@ -73,15 +110,76 @@ class Layout:
                 )
             if found is not None:
                 placed[found] = name
-            elif not _BUFFERS.search("." + name):
+            elif not _BUFFERS.search("." + name) and not any(re.search(each, name) for each in self.ignored):
                 unknown.append(name)
         if unknown:
-            raise MismatchError(
-                f"{where}: {some(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the parameters of "
-                f"{self.architecture}, which its config names. The files and the config do not belong together; "
-                "save the model again with save_pretrained()."
-            )
+            raise self._unknown(unknown, where, classes)
         return placed
+
+    def _known(self, name: str) -> str | None:
+        """The canonical name (or tied alias) of a name in files or in a live model."""
+        whole, bare = self.prefix + name, name.removeprefix(self.prefix)
+        candidates = (name, self.canonical(name), self.canonical(whole), whole, self.canonical(bare), bare)
+        return next((c for c in candidates if c in self.shapes or c in self.tied or c in self.constants), None)
+
+    def _unknown(self, names: list[str], where: str, classes: Sequence[str]) -> MismatchError:
+        these = f"{some(names)} {'is' if len(names) == 1 else 'are'} not among the parameters of {self.architecture}"
+        if self.is_another_class(classes):
+            return self._another_class(where, classes, these)
+        if self.restructured & set(names):
+            return MismatchError(
+                f"{where} holds {some(sorted(self.restructured & set(names)))} in the form of a live "
+                f"{self.architecture}, which is stored in another. Load it, set model._weight_conversions = None "
+                "(transformers remembers the form there), and save it again with save_pretrained()."
+            )
+        return MismatchError(
+            f"{where}: {these}, which its config names. The files and the config do not belong together; "
+            "save the model again with save_pretrained()."
+        )
+
+    def is_another_class(self, classes: Sequence[str]) -> bool:
+        """Whether a model's class is told, and is neither this architecture nor its body."""
+        return bool(classes) and not {self.architecture, self.body} & set(classes)
+
+    def _another_class(self, where: str, classes: Sequence[str], why: str) -> MismatchError:
+        return MismatchError(
+            f"{where} is a {' and a '.join(classes)}, and hf_taskvec reads causal language models, here "
+            f"{self.architecture}: {why}. Give the causal language model."
+        )
+
+    def check_whole(self, shapes: Mapping[str, tuple[int, ...]], where: str, classes: Sequence[str] = ()) -> None:
+        """Refuse a model that lacks something of its architecture, or has it in another shape than its config says.
+
+        Args:
+            shapes (`Mapping[str, tuple[int, ...]]`):
+                Canonical name -> shape of everything that the model has.
+            where (`str`):
+                What the model is called in a message.
+            classes (`Sequence[str]`, *optional*):
+                The model's class, as its config or the live model tells it. A body needs no head.
+
+        Raises:
+            `MismatchError`: Naming what is missing or differs.
+        """
+        expected = {**self.shapes, **self.constants}
+        spared = self.optional
+        if self.body in classes and not self.head & shapes.keys():
+            spared |= self.head
+        missing = [name for name in expected if name not in shapes and name not in spared]
+        if missing:
+            lacks = f"it lacks {some(missing)} ({len(missing)} of {len(expected)} tensors)"
+            if self.is_another_class(classes):
+                raise self._another_class(where, classes, lacks)
+            raise MismatchError(
+                f"{where} is not a whole {self.architecture}: {lacks}. Download it or save it again whole, or give it "
+                "the config that belongs to it."
+            )
+        for name, shape in shapes.items():
+            if name in expected and tuple(shape) != expected[name]:
+                raise MismatchError(
+                    f"{where}: {name} has shape {list(shape)}, but its config makes it {list(expected[name])}. The "
+                    "weights and the config do not belong together; save the model again with save_pretrained()."
+                )
 
 
 def unwrapped(name: str) -> str | None:
@@ -116,27 +214,37 @@ def without_peft(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def layout_of_config(config: Mapping[str, Any] | None) -> Layout:
-    """The layout of the causal language model that a `config.json` describes."""
+def layout_of_config(config: Mapping[str, Any] | None, stored: Mapping[str, Sequence[int]] | None = None) -> Layout:
+    """The layout of the causal language model that a `config.json` describes.
+
+    Args:
+        config (`Mapping[str, Any]`, *optional*):
+            What the file says.
+        stored (`Mapping[str, Sequence[int]]`, *optional*):
+            The shapes of the tensors in the model's files: a config that describes a much larger model is refused
+            before that is built.
+
+    Raises:
+        `MismatchError`: If no such model can be built.
+        `UnsupportedError`: If it is not a causal language model.
+    """
     if not config or "model_type" not in config:
         return Layout()
-    return _layout_of_json(json.dumps(config, sort_keys=True, default=str))
+    return _layout_of_json(json.dumps(config, sort_keys=True, default=str), most_parameters(config, stored))
 
 
 def layout_of_model(model: Any) -> Layout:
     """The layout of a live model, wrapped by PEFT or not."""
-    config = getattr(without_peft(model), "config", None)
+    inner = without_peft(model)
+    config = getattr(inner, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return Layout()
-    return layout_of_config(config.to_dict())
+    return layout_of_config(config.to_dict(), {name: each.shape for name, each in inner.named_parameters()})
 
 
 @lru_cache(maxsize=32)
-def _layout_of_json(text: str) -> Layout:
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.pytorch_utils import Conv1D
-    from transformers.utils import logging
+def _layout_of_json(text: str, most: int) -> Layout:
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     data = json.loads(text)
     data.pop("quantization_config", None)
@@ -145,40 +253,68 @@ def _layout_of_json(text: str) -> Layout:
         return Layout()
     if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedError(f"{kind} is not a causal language model that transformers knows.")
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**data))
-    except Exception as error:  # transformers raises whatever the values lead it to
-        raise MismatchError(
-            f"the config does not describe a {kind} model that can be built ({type(error).__name__}: {error}). Is it "
-            "the model's own config.json?"
-        ) from None
-    finally:
-        logging.set_verbosity(level)
-    live = dict(model.named_parameters(remove_duplicate=False))
-    tied = dict(model.all_tied_weights_keys)
+    return _layout_of(build_meta_model(data, most))
+
+
+def _layout_of(model: Any) -> Layout:
+    """The layout of a model on the meta device."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.pytorch_utils import Conv1D
+
+    # Tensors that are stored as they are come through the conversion as the same objects, so each gets one of its own.
+    live = {name: torch.empty_like(tensor) for name, tensor in model.state_dict().items()}
     disk = revert_weight_conversion(model, dict(live))
-    renamed, fused = {}, set()
-    for name, tensor in live.items():
-        if name in disk:
-            continue
-        one = revert_weight_conversion(model, {name: tensor})
-        if len(one) == 1:
-            renamed[name] = next(iter(one))
-        else:
-            fused.add(name)
-    modules = {renamed.get(f"{n}.weight", f"{n}.weight"): module for n, module in model.named_modules()}
-    embeddings = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Embedding)}
+    canonical_by_id = {id(tensor): name for name, tensor in disk.items()}
+    canonical = {name: canonical_by_id[id(tensor)] for name, tensor in live.items() if id(tensor) in canonical_by_id}
+
+    pairs = model.all_tied_weights_keys.items()
+    tied = {canonical[alias]: canonical[owner] for alias, owner in pairs if alias in canonical and owner in canonical}
+    shapes = {name: tuple(tensor.shape) for name, tensor in disk.items() if name not in tied}
+    integers = {name for name, tensor in disk.items() if not tensor.is_floating_point()}
+    prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
+    modules = {canonical.get(f"{n}.weight"): module for n, module in model.named_modules()}
+    embeddings = {n: module for n, module in modules.items() if n and isinstance(module, torch.nn.Embedding)}
     return Layout(
         architecture=type(model).__name__,
-        shapes={name: tuple(tensor.shape) for name, tensor in disk.items() if name not in tied},
+        body=type(model.base_model).__name__ if model.base_model is not model else None,
+        shapes={name: shape for name, shape in shapes.items() if name not in integers},
+        constants={name: shape for name, shape in shapes.items() if name in integers},
         tied=tied,
-        conv1d=frozenset(name for name, module in modules.items() if isinstance(module, Conv1D)),
+        optional=frozenset(canonical.get(name, name) for name in live if _may_be_missing(model, name)),
+        head=frozenset(n for live_name, n in canonical.items() if not live_name.startswith(prefix) and n not in tied),
+        conv1d=frozenset(name for name, module in modules.items() if name and isinstance(module, Conv1D)),
         embeddings=frozenset(embeddings),
         offset=frozenset(name for name, module in embeddings.items() if hasattr(module, "offset")),
-        renamed=renamed,
-        fused=frozenset(fused),
-        prefix=f"{model.base_model_prefix}." if model.base_model_prefix else "",
+        vocabulary=frozenset(tied.get(canonical[n], canonical[n]) for n in _vocabulary(model) if n in canonical),
+        renamed={name: stored for name, stored in canonical.items() if stored != name},
+        restructured=frozenset(live.keys() - canonical.keys()),
+        restructured_stored=frozenset(disk.keys() - set(canonical.values())),
+        ignored=_ignored(model),
+        prefix=prefix,
     )
+
+
+def _may_be_missing(model: Any, name: str) -> bool:
+    """Whether transformers does not store a live tensor, or does without when it loads a model."""
+    patterns = model._keys_to_ignore_on_load_missing or ()
+    return name in (model._keys_to_ignore_on_save or ()) or any(re.search(each, name) for each in patterns)
+
+
+def _ignored(model: Any) -> tuple[str, ...]:
+    """Patterns of what files may hold besides, and transformers leaves out: layers for speculation, old buffers."""
+    patterns = sorted(model._keys_to_ignore_on_load_unexpected or ())
+    if any(name.endswith("position_ids") for name, _ in model.named_buffers()):  # they used to be stored
+        patterns.append(r"(^|\.)position_ids$")
+    return tuple(patterns)
+
+
+def _vocabulary(model: Any) -> list[str]:
+    """The live names of the parameters of the input embedding and of the output head."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    layers = {part for end in ends if end is not None for part in end.modules()}
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if module in layers and isinstance(module, torch.nn.Embedding | torch.nn.Linear)
+        for name in module._parameters
+    ]

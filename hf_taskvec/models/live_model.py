@@ -1,5 +1,9 @@
-"""Live models: their parameters under canonical names, to read and to write."""
+"""Live models: their weights under canonical names, to read and to write.
 
+A weight is whatever `save_pretrained` stores: a parameter, or a persistent buffer.
+"""
+
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,21 +24,27 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     from transformers.core_model_loading import revert_weight_conversion
 
     inner = without_peft(model)
-    what = f"live {type(inner).__name__}"
+    kind = type(inner).__name__
+    what = f"live {kind}"
     layout = layout_of_model(inner)
-    state = {weight.name: weight.value().detach().cpu() for weight in _all_weights(inner)}
-    if layout.renamed or layout.fused:
-        state = revert_weight_conversion(inner, state)
+    weights = _all_weights(inner)
+    state = {weight.name: weight.value().detach().cpu() for weight in weights}
+    if layout.renamed or layout.restructured:
+        # transformers remembers which conversions the model's own files needed; canonical names are those of all.
+        plain = copy.copy(inner)
+        plain._weight_conversions = None
+        state = revert_weight_conversion(plain, state)
     stored: dict[str, Source] = {name: InMemory(tensor) for name, tensor in state.items()}
-    placed = layout.place(stored, what)
-    tensors = canonical_tensors(placed, stored, layout, what)
+    placed = layout.place(stored, what, [kind])
+    integers = [weight.name for weight in weights if weight.is_constant] if not layout.shapes else layout.constants
+    tensors, constants = canonical_tensors(placed, stored, layout, what, [kind], integers)
     config = inner.config.to_dict() if layout.architecture else {}
-    return Checkpoint(name=what, tensors=tensors, layout=layout, config=config)
+    return Checkpoint(name=what, tensors=tensors, layout=layout, config=config, constants=constants)
 
 
 @dataclass
 class LiveWeight:
-    """One parameter of a live model, wherever it is held: on a device, or offloaded by accelerate."""
+    """One parameter or buffer of a live model, wherever it is held: on a device, or offloaded by accelerate."""
 
     name: str
     module: torch.nn.Module
@@ -46,7 +56,7 @@ class LiveWeight:
 
     @property
     def _parameter(self) -> torch.Tensor:
-        return self.module._parameters[self.attribute]  # type: ignore[return-value]
+        return (self.module._parameters | self.module._buffers)[self.attribute]  # type: ignore[return-value]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,6 +67,11 @@ class LiveWeight:
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return tuple(self._parameter.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is an integer buffer, which no vector changes."""
+        return self.attribute in self.module._buffers and not self.dtype.is_floating_point
 
     @property
     def is_quantised(self) -> bool:
@@ -155,7 +170,7 @@ def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:
 
 
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
-    """Canonical name -> the live parameter; tied ones once, fused experts not at all.
+    """Canonical name -> the live weight; tied ones once, those that are stored in another form not at all.
 
     Raises:
         `MismatchError`: If the config ties weights that the live model holds apart.
@@ -163,9 +178,10 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     """
     inner = without_peft(model)
     layout = layout_of_model(inner)
-    found = {weight.name: weight for weight in _all_weights(inner)}
-    placed = layout.place([name for name in found if name not in layout.fused], f"live {type(inner).__name__}")
-    weights = {canonical: found[name] for canonical, name in placed.items()}
+    kind = type(inner).__name__
+    found = {weight.name: weight for weight in _all_weights(inner) if not weight.is_constant}
+    alike = [name for name in found if not {name, layout.prefix + name} & layout.restructured]
+    weights = {canonical: found[name] for canonical, name in layout.place(alike, f"live {kind}", [kind]).items()}
     for alias, owner in layout.tied.items():
         if alias in weights and owner in weights:
             same = weights[alias]._parameter is weights[owner]._parameter
@@ -179,14 +195,14 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
 
 
 def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
-    """Every parameter, named as without PEFT's wrappers; what PEFT added is left out."""
+    """Everything that is stored of the model, named as without PEFT's wrappers; what PEFT added is left out."""
     weights = []
     for path, module in model.named_modules():
-        for attribute, parameter in module._parameters.items():
+        for attribute, tensor in _own_tensors(module):
             name = unwrapped(f"{path}.{attribute}" if path else attribute)
-            if parameter is None or name is None:
+            if name is None:
                 continue
-            if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+            if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
                 raise UnsupportedError(
                     f"{name} is sharded over processes. Gather the weights first, e.g. with "
                     "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
@@ -194,3 +210,9 @@ def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
             shadowed = bool({"original_module", "token_adapter"} & set(path.split(".")))
             weights.append(LiveWeight(name, module, attribute, [(module, attribute)], shadowed))
     return weights
+
+
+def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of a module itself, and its buffers but for those that are not stored."""
+    buffers = [(n, each) for n, each in module._buffers.items() if n not in module._non_persistent_buffers_set]
+    return [(name, each) for name, each in [*module._parameters.items(), *buffers] if each is not None]

@@ -41,10 +41,11 @@ def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None)
     from transformers.pytorch_utils import Conv1D
 
     if targets is None or targets == ALL_LINEAR:
-        if layout_of_model(model).fused:
+        if restructured := sorted(layout_of_model(model).restructured):
             raise UnsupportedError(
-                "the model is a mixture of experts, whose fused weights LoRA cannot adapt in a form that a task vector "
-                "can hold. Name other layers as targets, e.g. ('q_proj', 'v_proj')."
+                f"{some(restructured)}: transformers stores such parameters (fused experts, for example) in another "
+                "form than the live model has, and LoRA cannot adapt them in a form that a task vector can hold. Name "
+                "other layers as targets, e.g. ('q_proj', 'v_proj')."
             )
         return
     modules = dict(model.named_modules())

@@ -351,10 +351,21 @@ BIAS = "model.layers.1.mlp.fc1.bias"
 
 def test_a_missing_parameter_is_refused_by_name(broken: Any) -> None:
     pair = broken(lambda state: state.pop(BIAS))
+    for models in ((pair.base, pair.tuned), (pair.tuned, pair.base)):
+        with pytest.raises(TaskVectorError, match=rf"broken is not a whole PhiForCausalLM: it lacks {BIAS} \(1 of"):
+            TaskVector.from_finetuned(*models)
+
+
+def test_a_parameter_of_one_model_alone_is_refused_by_name(broken: Any, tmp_path: Path) -> None:
+    """Without a config nobody knows what a whole model has."""
+    pair = broken(lambda state: state.pop(BIAS))
+    whole, part = (shutil.copytree(folder, tmp_path / f"bare-{folder.name}") for folder in (pair.base, pair.tuned))
+    for folder in (whole, part):
+        (folder / "config.json").unlink()
     with pytest.raises(TaskVectorError, match=rf"missing in the fine-tune: {BIAS}.*Save the fine-tune again"):
-        pair.vector()
+        TaskVector.from_finetuned(whole, part)
     with pytest.raises(TaskVectorError, match=rf"missing in the base: {BIAS}"):
-        TaskVector.from_finetuned(pair.tuned, pair.base)
+        TaskVector.from_finetuned(part, whole)
 
 
 def test_an_unknown_parameter_is_refused_by_name(broken: Any) -> None:
@@ -365,12 +376,18 @@ def test_an_unknown_parameter_is_refused_by_name(broken: Any) -> None:
         pair.vector()
 
 
-def test_another_shape_is_refused_by_name(broken: Any) -> None:
+def test_a_shape_that_the_config_does_not_give_is_refused_by_name(broken: Any) -> None:
     pair = broken(lambda state: state.update({BIAS: torch.ones(31)}))
-    with pytest.raises(
-        TaskVectorError, match=rf"{BIAS}: the base has shape \[32\], the fine-tune \[31\].*give the base"
-    ):
+    with pytest.raises(TaskVectorError, match=rf"{BIAS} has shape \[31\], but its config makes it \[32\].*save the"):
         pair.vector(vocabulary="truncate")
+
+
+def test_another_size_is_refused_by_name(models: TinyModels) -> None:
+    larger = models.pair("phi", intermediate_size=40)
+    with pytest.raises(
+        TaskVectorError, match=r"mlp\.fc1\.\S+: the base has shape \[32.*, the fine-tune \[40.*give the base"
+    ):
+        TaskVector.from_finetuned(models.pair("phi").base, larger.tuned, vocabulary="truncate")
 
 
 def test_another_architecture_is_refused(models: TinyModels) -> None:
