@@ -1,11 +1,13 @@
 """Files of tensors, mapped: nothing is read until it is used.
 
 safetensors are opened with the safetensors library, which checks the header against the file; `.bin` files with torch's
-`weights_only` loader, which executes no code. What an index of shards says is checked before it is believed.
+`weights_only` loader, which executes no code, after making sure that they hold no more than their size. What an index
+of shards says is checked before it is believed.
 """
 
 import hashlib
 import pickle
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,12 +131,36 @@ class StoredTensor(Source):
         return f"{sampled}|{self.file.stamp}|{self.name}"
 
 
+def _check_uncompressed(path: Path) -> None:
+    """Refuse a torch file that is larger in memory than on disk. torch stores its zip files' members as they are.
+
+    The format of before torch 1.6 is no zip file, and torch reads no more than it has.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":  # what torch itself goes by
+            return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise CorruptFileError(
+            f"{path.name} is compressed, and may take any amount of memory when it is read. torch does not write such "
+            "files. Ask its author for safetensors."
+        )
+    if sum(member.file_size for member in members) > path.stat().st_size:
+        raise CorruptFileError(
+            f"{path.name} claims to hold more than its size. It is damaged, or made to do harm: do not trust it."
+        )
+
+
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     try:
+        _check_uncompressed(path)
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # the format of before torch 1.6 cannot be mapped
             loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except CorruptFileError:
+        raise
     except pickle.UnpicklingError:
         raise CorruptFileError(
             f"{path.name} holds more than tensors, and loading it could run code. Ask its author for safetensors, or "
@@ -149,7 +175,8 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     ):
         raise CorruptFileError(f"{path.name} is not a state dict: it must map names to tensors and hold nothing else.")
     for name, tensor in loaded.items():
-        if tensor.layout != torch.strided or tensor.is_meta:
+        strange = tensor.layout != torch.strided or tensor.is_meta
+        if strange or tensor.nbytes > tensor.untyped_storage().nbytes():  # rows that are the same memory many times
             raise UnsupportedError(f"{path.name}: {name} is not a plain dense tensor. Save it as one.")
     return dict(loaded)
 
@@ -180,15 +207,18 @@ def _open_shards(index: Path, location: Location | None) -> dict[str, StoredTens
         raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
     tensors = {}
     present = {path.name for path in index.parent.iterdir()}
-    for shard in sorted(set(weight_map.values())):
+    shards: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        shards.setdefault(shard, set()).add(name)
+    for shard in sorted(shards):
         if Path(shard).name != shard or shard in ("", ".", ".."):
             raise CorruptFileError(
                 f"{index.name} names a shard outside its folder: {shard!r}. Do not trust this model."
             )
         if shard not in present:
             raise MissingFileError(f"{index.name} names {shard}, which is missing. Download the model again.")
+    for shard, listed in sorted(shards.items()):
         file = TensorFile(index.parent / shard, location)
-        listed = {name for name, where in weight_map.items() if where == shard}
         for name in sorted(listed ^ set(file.names)):
             place = f"only in {shard}" if name not in listed else f"not in {shard}"
             raise CorruptFileError(
