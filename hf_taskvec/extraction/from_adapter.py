@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows, row_difference
-from hf_taskvec.algebra.parameter_names import is_vocabulary, perhaps_conv1d
+from hf_taskvec.algebra.parameter_names import perhaps_conv1d
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance, label_for
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, Transposed, sampled_fingerprint
@@ -95,14 +95,14 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
         elif path.endswith(".base_layer.weight") or (path.endswith(".base_layer.bias") and not trained_biases):
             continue  # PEFT stores the untouched base beside LoRA on an embedding or head
         else:
-            if path in base.layout.fused:
-                raise _fused_experts(adapter, path)
+            if path in base.layout.restructured:
+                raise _restructured(adapter.name, [path])
             module, _, kind = path.replace(".base_layer.", ".").rpartition(".")
             name = _canonical(module, kind, base.layout)
             what = f"{adapter.name} ({'trained biases' if kind == 'bias' and trained_biases else 'modules_to_save'})"
             if name in terms:
                 raise CorruptFileError(f"{adapter.name} stores {name} twice. Save it again with PEFT.")
-            terms[name] = [Term(1.0, _saved(name, base.tensor(name, what), source))]
+            terms[name] = [Term(1.0, _saved(name, base.tensor(name, what), source, base.layout))]
     for module, parts in modules.items():
         for kind, term in _layer(adapter, base, module, parts):
             name = _canonical(module, kind, base.layout)
@@ -181,6 +181,13 @@ def _fused_experts(adapter: Adapter, path: str) -> UnsupportedError:
     )
 
 
+def _restructured(adapter: str, names: list[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"{adapter} changes {some(names)}, which transformers stores in another form than the live model has (fused "
+        "experts, or projections in one piece). Merge the adapter into its base and use from_finetuned()."
+    )
+
+
 def _check_plain_lookup(adapter: Adapter, name: str, layout: Layout) -> None:
     if name in layout.offset:
         raise UnsupportedError(
@@ -189,10 +196,10 @@ def _check_plain_lookup(adapter: Adapter, name: str, layout: Layout) -> None:
         )
 
 
-def _saved(name: str, base: Source, tuned: Source) -> Delta:
+def _saved(name: str, base: Source, tuned: Source, layout: Layout) -> Delta:
     """The change of a parameter that the adapter stores whole."""
     if base.shape != tuned.shape:
-        cause = "the vocabulary was resized" if is_vocabulary(name) else "the adapter belongs to another base"
+        cause = "the vocabulary was resized" if layout.is_vocabulary(name) else "the adapter belongs to another base"
         raise MismatchError(
             f"{name}: the base has shape {list(base.shape)}, the adapter's copy {list(tuned.shape)}: {cause}. Give the "
             "base with the adapter's shapes."
@@ -238,7 +245,7 @@ def _layer(adapter: Adapter, base: AdapterBase, module: str, parts: dict[str, So
     if "lora_magnitude_vector" in parts:
         weight = base.tensor(name, f"{adapter.name} (DoRA)")
         if weight.shape != low_rank.shape:
-            raise _wrong_shape(name, weight.shape, low_rank.shape)
+            raise _wrong_shape(name, weight.shape, low_rank.shape, base.layout)
         change = DoRA(weight, low_rank, parts["lora_magnitude_vector"], axis=int(transposed))
     result = [("weight", Term(1.0, change))]
     if "lora_B.bias" in parts:  # `lora_bias`: the adapter's own bias is scaled like its product
@@ -313,6 +320,8 @@ def _check_targets(terms: Mapping[str, list[Term]], layout: Layout, adapter: str
     if not layout.shapes:
         return
     unknown = [name for name in terms if name not in layout.shapes and name not in layout.tied]
+    if restructured := [name for name in unknown if name in layout.restructured]:
+        raise _restructured(adapter, restructured)
     if unknown:
         raise MismatchError(
             f"{adapter} changes {some(unknown)}, which {layout.architecture} does not have."
@@ -322,9 +331,9 @@ def _check_targets(terms: Mapping[str, list[Term]], layout: Layout, adapter: str
         shape = layout.shapes[layout.tied.get(name, name)]
         for term in each:
             if term.delta.shape != shape:
-                raise _wrong_shape(name, shape, term.delta.shape)
+                raise _wrong_shape(name, shape, term.delta.shape, layout)
 
 
-def _wrong_shape(name: str, base: tuple[int, ...], change: tuple[int, ...]) -> MismatchError:
-    what = "the vocabulary sizes differ" if is_vocabulary(name) else "the adapter belongs to another base"
+def _wrong_shape(name: str, base: tuple[int, ...], change: tuple[int, ...], layout: Layout) -> MismatchError:
+    what = "the vocabulary sizes differ" if layout.is_vocabulary(name) else "the adapter belongs to another base"
     return MismatchError(f"{name}: the base has shape {list(base)}, the adapter's change {list(change)}: {what}.")
