@@ -11,9 +11,14 @@ from collections.abc import Iterable, Sized
 from difflib import get_close_matches
 from itertools import islice
 
+from hf_taskvec.escaping import visible_lines
+
 
 class TaskVectorError(Exception):
     """Anything that hf_taskvec refuses to do: `except TaskVectorError` catches all of the errors below."""
+
+    def __str__(self) -> str:  # a message may quote a name from a stranger's file
+        return visible_lines(super().__str__())
 
 
 class MismatchError(TaskVectorError, ValueError):
@@ -70,7 +75,7 @@ class MissingNameError(TaskVectorError, KeyError):
     """Raised when a parameter, an option or another name is asked for that does not exist."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
-        return str(self.args[0])
+        return visible_lines(str(self.args[0]))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

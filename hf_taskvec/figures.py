@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
+from hf_taskvec.escaping import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +67,15 @@ class Plottable(ABC):
 def look(i: int) -> dict[str, Any]:
     """Colour, marker and dashes of the i-th line of a plot."""
     return {"color": COLOURS[i % 7], "marker": _MARKERS[i % 7], "linestyle": _DASHES[i % 7]}
+
+
+def literal(name: str) -> str:
+    r"""The name of a book, a model or a vector in a plot, where matplotlib takes what is between two `$` for a formula.
+
+    >>> print(literal("$100 and $200"))
+    \$100 and \$200
+    """
+    return visible(name).replace("$", r"\$")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_taskvec.distributed import is_main_process
+from hf_taskvec.escaping import visible
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -34,7 +35,7 @@ def progress_bar(
     from tqdm.auto import tqdm
 
     shown = progress if is_main_process() else False
-    return tqdm(items, desc=what, total=total, disable=None if shown is None else not shown, **options)
+    return tqdm(items, desc=visible(what), total=total, disable=None if shown is None else not shown, **options)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from hf_taskvec import TaskVectorError
-from hf_taskvec.algebra.provenance import label_for
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.analysis import report_sections as sections
 from hf_taskvec.analysis.markdown_report import MarkdownReport
 from hf_taskvec.application.compatibility import check_fits

@@ -5,15 +5,19 @@ by its name only: no path of the user's machine is stored here or printed. (A ve
 store the path of a local folder that it refers to, beside its provenance.)
 """
 
-import keyword
+import math
 import numbers
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hf_taskvec.algebra.expressions import check_expression, check_label, is_label, label_for
+from hf_taskvec.algebra.provenance_schema import model_schema, provenance_schema
 from hf_taskvec.algebra.sources import Source, full_digest
-from hf_taskvec.hub_names import HUB_ID
+from hf_taskvec.errors import BadValueError, CorruptFileError
+from hf_taskvec.escaping import visible
+from hf_taskvec.hub_names import CARD_ID, HUB_ID
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,14 @@ class ModelRecord:
     #: the weights themselves, where they are in files; not stored
     weights: Mapping[str, Source] | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", visible(self.name))  # a folder's name may hold anything
+
     @property
     def hub_id(self) -> str | None:
         """The model's id on the Hub; none for a folder or a live model, whose name is no address."""
-        is_id = self.revision is not None or HUB_ID.fullmatch(self.name)
-        return self.name if is_id else None
+        form = HUB_ID if self.revision is None else CARD_ID
+        return self.name if form.fullmatch(self.name) else None
 
     def __str__(self) -> str:
         revision = f"@{self.revision[:12]}" if self.revision else ""
@@ -82,7 +89,8 @@ class ModelRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
-        """What `to_json` gave."""
+        """What `to_json` gave; anything else is refused."""
+        model_schema.check(data, "the record of a model")
         files = tuple(sorted(data.get("files", {}).items()))
         license = License.from_json(data["license"]) if "license" in data else None
         return cls(**{**data, "files": files, "license": license, "datasets": tuple(data.get("datasets", ()))})
@@ -105,6 +113,9 @@ class Origin:
         if self.identity is None or other.identity is None:
             return self == other
         return self.identity == other.identity
+
+    def __post_init__(self) -> None:
+        check_label(self.label)
 
     def __str__(self) -> str:
         models = [f"{side}={model}" for side, model in (("base", self.base), ("tuned", self.tuned)) if model]
@@ -273,12 +284,43 @@ class Provenance:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Provenance":
-        """What `to_json` gave."""
+        """What `to_json` gave; anything else is refused, since it may be shown as code."""
+        provenance_schema.check(data, "where the vector comes from")
+        labels = _fitting([origin["label"] for origin in data["origins"]])
+        atoms, origins = data["weights"], data["origins"]
+        # A vector could once be called anything, and its expression has that name.
+        if renamed := {old: new for old, new in labels.items() if old != new}:
+            swap = _swap(renamed)
+            atoms = [(swap(atom), weight) for atom, weight in atoms]
+            origins = [each if "base" in each or "tuned" in each else _with_how(each, swap) for each in origins]
+        for atom, weight in atoms:
+            if not math.isfinite(weight):
+                raise CorruptFileError(f"the weight of {atom[:60]!r} in the expression is not a number.")
+            try:
+                check_expression(atom, labels.values())
+            except BadValueError as error:
+                raise CorruptFileError(f"where the vector comes from is damaged or not ours: {error}") from None
         return cls(
-            tuple((str(atom), float(weight)) for atom, weight in data["weights"]),
-            tuple(Origin.from_json(origin) for origin in data["origins"]),
-            tuple((str(rule), str(paper)) for rule, paper in data.get("rules", {}).items()),
+            tuple((atom, float(weight)) for atom, weight in atoms),
+            tuple(Origin.from_json({**origin, "label": labels[origin["label"]]}) for origin in origins),
+            tuple(data.get("rules", {}).items()),
         )
+
+
+def _fitting(labels: Sequence[str]) -> dict[str, str]:
+    """Each label, or in place of one that cannot stand in an expression a similar one that is free."""
+    fitting = {label: label for label in labels if is_label(label)}
+    for label in labels:
+        if label not in fitting:
+            wanted, number = label_for(label), 1
+            while (free := wanted if number == 1 else f"{wanted}_{number}") in fitting.values():
+                number += 1
+            fitting[label] = free
+    return fitting
+
+
+def _with_how(origin: dict[str, Any], swap: Callable[[str], str]) -> dict[str, Any]:
+    return {**origin, "how": swap(origin["how"])}
 
 
 def _keywords(arguments: Mapping[str, object]) -> str:
@@ -296,7 +338,10 @@ def _written(value: object) -> str:
         return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
     if isinstance(value, numbers.Integral):
         return repr(value if isinstance(value, bool) else int(value))
-    return repr(float(value)) if isinstance(value, numbers.Real) else repr(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return repr(float(value))
+    # What no text gives again, such as a function, is told as a text, so that the expression can be read.
+    return repr(value if value is None or isinstance(value, str) else repr(value))
 
 
 def _number(value: float) -> str:
@@ -311,13 +356,3 @@ def _swap(labels: Mapping[str, str]) -> Callable[[str], str]:
     names = "|".join(map(re.escape, sorted(labels, key=len, reverse=True)))
     pattern = re.compile(rf"(?<![\w.])(?:{names})(?![\w.(=])|{text}")
     return lambda expression: pattern.sub(lambda found: labels.get(found[0], found[0]), expression)
-
-
-def label_for(name: str) -> str:
-    """A model's name as an identifier, for use in an expression.
-
-    >>> label_for("me/phi-1_5-hp1")
-    'phi_1_5_hp1'
-    """
-    label = re.sub(r"\W", "_", name.rstrip("/").rsplit("/", 1)[-1])
-    return label if label.isidentifier() and not keyword.iskeyword(label) else f"v_{label}"

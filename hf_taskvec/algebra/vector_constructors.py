@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hf_taskvec.algebra.deltas import Dense, LowRank
+from hf_taskvec.algebra.expressions import check_label
 from hf_taskvec.algebra.linear_expression import LinearExpression
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
@@ -56,7 +57,8 @@ class VectorConstructors(LinearExpression):
             tuned (`str`, `Path` or `torch.nn.Module`):
                 The fine-tuned model, given in the same ways.
             name (`str`, *optional*):
-                The vector's label in expressions; by default made from the tuned model's name.
+                The vector's label in expressions, a name such as a variable has; by default made from the tuned
+                model's name.
             base_revision (`str`, *optional*):
                 Branch, tag or commit of the base, for a Hub id.
             tuned_revision (`str`, *optional*):
@@ -80,6 +82,8 @@ class VectorConstructors(LinearExpression):
         """
         from hf_taskvec.extraction.from_finetuned import from_finetuned
 
+        if name is not None:
+            check_label(name)
         return from_finetuned(
             base,
             tuned,
@@ -117,7 +121,8 @@ class VectorConstructors(LinearExpression):
                 Needed only for what is not low-rank (`modules_to_save`, trained biases and tokens, DoRA); by default
                 the base that the adapter's config names.
             name (`str`, *optional*):
-                The vector's label in expressions; by default made from the adapter's name.
+                The vector's label in expressions, a name such as a variable has; by default made from the adapter's
+                name.
             revision (`str`, *optional*):
                 Branch, tag or commit of the adapter, for a Hub id.
             base_revision (`str`, *optional*):
@@ -137,6 +142,8 @@ class VectorConstructors(LinearExpression):
         """
         from hf_taskvec.extraction.from_adapter import from_adapter
 
+        if name is not None:
+            check_label(name)
         return from_adapter(
             adapter,
             base=base,
@@ -174,7 +181,7 @@ class VectorConstructors(LinearExpression):
             learning_rate (`float`):
                 Of the step.
             name (`str`, *optional*, defaults to `"gradient"`):
-                The vector's label in expressions.
+                The vector's label in expressions, a name such as a variable has.
             batch_size (`int`, *optional*, defaults to 8):
                 Rows in a forward pass.
             max_length (`int`, *optional*):
@@ -193,6 +200,7 @@ class VectorConstructors(LinearExpression):
         """
         from hf_taskvec.analysis.gradients import from_gradient
 
+        check_label(name)
         return from_gradient(
             model,
             data,
@@ -214,7 +222,7 @@ class VectorConstructors(LinearExpression):
             tensors (`Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]`):
                 For each parameter a dense change, or a pair `(left, right)` of low-rank factors.
             name (`str`, *optional*, defaults to `"tensors"`):
-                The vector's label in expressions.
+                The vector's label in expressions, a name such as a variable has.
 
         Returns:
             `TaskVector`: The vector.
@@ -223,6 +231,7 @@ class VectorConstructors(LinearExpression):
             `UnsupportedError`: If a tensor is not floating-point.
             `MismatchError`: If two factors cannot be multiplied.
         """
+        check_label(name)
         terms, sources = {}, {}
         for key, value in tensors.items():
             given = value if isinstance(value, tuple) else (value,)

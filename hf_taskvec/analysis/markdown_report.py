@@ -6,6 +6,7 @@ from typing import Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import OutputError
+from hf_taskvec.escaping import markdown_cell
 from hf_taskvec.figures import render
 
 
@@ -44,8 +45,9 @@ class MarkdownReport:
 
     def add_table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Add a table."""
-        cells = [head, ["---"] * len(head), *rows]
-        self.lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells] + [""]
+        shown = [[markdown_cell(str(cell)) for cell in row] for row in (head, *rows)]
+        lines = [shown[0], ["---"] * len(head), *shown[1:]]
+        self.lines += ["| " + " | ".join(line) + " |" for line in lines] + [""]
 
     def add_figure(self, name: str, draw: Callable[[], Any], caption: str) -> None:
         """Draw a figure into `name.png` and `name.svg`, and show it."""

@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
-from hf_taskvec.algebra.provenance import label_for
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.correlations import CorrelationMatrix, correlation_matrix
 from hf_taskvec.analysis.cosines import cosine_matrix
@@ -248,7 +248,7 @@ def write_gradients(report: MarkdownReport, vectors: NamedVectors, texts: BaseAn
         "others'. After one epoch of gradient descent on the same text it would be 1.",
     )
     steps = {
-        name: TaskVector.from_gradient(texts.model, rows, 1.0, name=name, batch_size=texts.batch_size)
+        name: TaskVector.from_gradient(texts.model, rows, 1.0, name=label_for(name), batch_size=texts.batch_size)
         for name, rows in texts.rows.items()
     }
     table = [[name, *(f"{vector.cosine(step):+.3f}" for step in steps.values())] for name, vector in vectors.items()]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.figures import COLOURS, look, styled
+from hf_taskvec.figures import COLOURS, literal, look, styled
 from hf_taskvec.models.matrix_kinds import KINDS
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def heat_map_figure(names: Sequence[str], values: Sequence[Sequence[float]], tit
     figure = Figure(figsize=(side + 0.9, side), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(values, cmap="PuOr_r", vmin=-1, vmax=1)
-    axes.set_xticks(range(size), names, rotation=35, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(size), names)
+    axes.set_xticks(range(size), [literal(name) for name in names], rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(size), [literal(name) for name in names])
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             colour = "white" if abs(value) > 0.6 else "black"
@@ -74,7 +74,7 @@ def parts_figure(cosines: "CosineMatrix") -> "Figure":
     axes.tick_params(length=0)
     figure.colorbar(image, ax=axes).outline.set_visible(False)
     (one, other), total = cosines.names[:2], cosines.total[0][1]
-    axes.set_title(f"Cosine between {one} and {other}: {_signed(total)}", fontsize=11.5)
+    axes.set_title(f"Cosine between {literal(one)} and {literal(other)}: {_signed(total)}", fontsize=11.5)
     return figure
 
 
@@ -120,7 +120,7 @@ def transfer_figure(transfer: "TransferScales", low: float, high: float, names: 
     if transfer.scales:
         label = "closed form" if transfer.closed_form else "least |λ|"
         axes.plot(*transfer.scales, "X", color="black", markersize=10, label=label, linestyle="")
-    labels = {"xlabel": f"λ of {names[0]}", "ylabel": f"λ of {names[1]}"}
+    labels = {"xlabel": f"λ of {literal(names[0])}", "ylabel": f"λ of {literal(names[1])}"}
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", **labels)
     where = (
         "Where the sums of Theorem 3 are reached" if transfer.scales else "The sums of Theorem 3 are reached nowhere"
@@ -185,12 +185,12 @@ def layers_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of the pairs and norms of the vectors, by layer: lines, or heat maps where they would be too many."""
     layers = list(cosines.by_layer)
     pairs = {
-        f"{cosines.names[i]}, {cosines.names[j]}": [cosines.by_layer[layer][i][j] for layer in layers]
+        literal(f"{cosines.names[i]}, {cosines.names[j]}"): [cosines.by_layer[layer][i][j] for layer in layers]
         for i, j in combinations(range(len(cosines.names)), 2)
     }
     # A layer that is left alone has no place on a logarithmic scale.
     norms = {
-        name: [cosines.layer_norms[layer][number] or math.nan for layer in layers]
+        literal(name): [cosines.layer_norms[layer][number] or math.nan for layer in layers]
         for number, name in enumerate(cosines.names)
     }
     draw = _layer_lines if len(pairs) <= _MOST_LINES else _layer_maps
@@ -300,7 +300,7 @@ def ranks_figure(ranks: "StableRanks") -> "Figure":
         _whole_ticks(axes, sorted({matrix.layer for matrix in ranks.matrices}))
         axes.grid(alpha=0.25)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
-    figure.suptitle(f"Ranks and norms: {ranks.what}", fontsize=12)
+    figure.suptitle(f"Ranks and norms: {literal(ranks.what)}", fontsize=12)
     return figure
 
 
@@ -349,7 +349,7 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
             beyond = x > (landscape.x[0] + landscape.x[-1]) / 2  # its name goes to the side that is wider
             halo = [withStroke(linewidth=3, foreground="white")]
             axes.annotate(
-                label.replace("θ_0", "θ₀"),
+                literal(label).replace("θ_0", "θ₀"),
                 (x, y),
                 xytext=(-7 if beyond else 7, 7),
                 textcoords="offset points",
@@ -357,6 +357,8 @@ def landscape_figure(landscape: "Landscape") -> "Figure":
                 path_effects=halo,
                 fontsize=10,
             )
-        axes.set(xlabel="along the first vector", ylabel="across it, towards the second", title=f"loss on {name}")
+        axes.set(
+            xlabel="along the first vector", ylabel="across it, towards the second", title=f"loss on {literal(name)}"
+        )
         figure.colorbar(filled, ax=axes, label="mean loss (nats per token)")
     return figure

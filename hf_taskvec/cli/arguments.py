@@ -57,7 +57,7 @@ def load_vector(where: str, name: str | None = None, token: str | None = None) -
 
 def named_paths(given: Sequence[str]) -> dict[str, str]:
     """`NAME=PATH` arguments as a mapping. A path alone is named by its last part."""
-    from hf_taskvec.algebra.provenance import label_for
+    from hf_taskvec.algebra.expressions import label_for
 
     found: dict[str, str] = {}
     for each in given:

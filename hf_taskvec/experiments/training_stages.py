@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.models.checkpoint import open_checkpoint
@@ -92,7 +93,7 @@ class TrainingStages:
             return folder
         merged = folder.with_name(f"{folder.name}-merged")
         if self.force or not merged.exists():
-            TaskVector.from_adapter(folder, name=name).apply(base, merged, overwrite=True)
+            TaskVector.from_adapter(folder, name=label_for(name)).apply(base, merged, overwrite=True)
         processes().wait_for_everyone()
         return merged
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows, row_difference
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.parameter_names import perhaps_conv1d
-from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance, label_for
+from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, Transposed, sampled_fingerprint
 from hf_taskvec.algebra.sums import Term

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows
-from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
+from hf_taskvec.algebra.expressions import label_for
+from hf_taskvec.algebra.provenance import Origin, Provenance
 from hf_taskvec.algebra.sources import RowsOf, Source
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector

@@ -17,7 +17,7 @@ from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, CorruptFileError, MissingFileError
 from hf_taskvec.filenames import ADAPTER_WEIGHTS, MODEL_WEIGHTS, VECTOR_RECORD
-from hf_taskvec.files.vector_schema import FORMAT, checksum
+from hf_taskvec.files.vector_schema import FORMAT, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor, changed_tensor
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location, locate
@@ -48,6 +48,7 @@ def load(
                 f"{VECTOR_RECORD} of {name} does not match its checksum: it was damaged or edited. Download or save "
                 "the vector again, or pass verify=False if you edited it on purpose."
             )
+        vector_schema.check(document, f"{VECTOR_RECORD} of {name}")
         return _decode(document, path, token, verify)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, CorruptFileError | ChangedSourceError | MissingFileError | BadValueError):

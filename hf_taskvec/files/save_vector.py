@@ -22,7 +22,7 @@ from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.filenames import VECTOR_RECORD
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
-from hf_taskvec.files.vector_schema import FORMAT, checksum
+from hf_taskvec.files.vector_schema import FORMAT, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor
 from hf_taskvec.models.tensor_files import StoredTensor
 from hf_taskvec.progress import progress_bar
@@ -59,6 +59,7 @@ def save(
         if vector.discarded:
             document["discarded"] = dict(vector.discarded)
         document["checksum"] = checksum(document)
+        vector_schema.check(document, f"what {Path(output).name} would hold")
         write_text(part / VECTOR_RECORD, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return Path(output)
 

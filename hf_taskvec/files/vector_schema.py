@@ -11,6 +11,10 @@ itself, so no damage to either file passes unnoticed. Tensors are mapped, and ch
     checkpoints         for a reference: the folders or Hub ids that the tensors are read from
     discarded           after compression: the share of the squared norm lost, for each parameter
     checksum            sha256 of all of the above
+
+A checksum tells damage, not intent: whoever writes a file can write its checksum. So what is read is also checked
+against `VECTOR`, the same in JSON Schema's words, and so is what is written. What the terms of each kind of change hold
+is checked where they are read (`from_record` in `algebra/deltas.py`).
 """
 
 import hashlib
@@ -18,7 +22,59 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hf_taskvec.algebra.provenance_schema import PROVENANCE
+from hf_taskvec.json_files import Schema, line
+
 FORMAT = 1
+
+_SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_TERM = {
+    "type": "object",
+    "required": ["weight", "kind"],
+    "properties": {"weight": {"type": "number"}, "kind": line(40)},
+}
+_TENSOR = {
+    "type": "object",
+    "required": ["dtype", "shape", "sha256"],
+    "properties": {
+        "file": {"type": "string", "maxLength": 255},
+        "checkpoint": {"type": "integer", "minimum": 0},
+        "name": line(1000),
+        "dtype": line(40),
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
+        "sha256": _SHA256,
+        "samples": _SHA256,
+    },
+}
+_CHECKPOINT = {
+    "type": "object",
+    "required": ["where", "revision"],
+    "properties": {"where": {"type": "string", "maxLength": 5000}, "revision": {"type": ["string", "null"]}},
+}
+VECTOR: dict[str, Any] = {
+    "type": "object",
+    "required": ["format", "library", "provenance", "parameters", "tensors"],
+    "properties": {
+        "format": {"const": FORMAT},
+        "library": {"type": "string", "pattern": r"^(hf_taskvec )?\d[\w.+-]{0,60}$"},
+        "provenance": PROVENANCE,
+        "parameters": {
+            "type": "object",
+            "propertyNames": line(1000),
+            "additionalProperties": {"type": "array", "items": _TERM},
+        },
+        "tensors": {"type": "object", "propertyNames": line(1100), "additionalProperties": _TENSOR},
+        "checkpoints": {"type": "array", "items": _CHECKPOINT},
+        "discarded": {
+            "type": "object",
+            "propertyNames": line(1000),
+            "additionalProperties": {"type": "number"},
+        },
+        "checksum": _SHA256,
+    },
+}
+
+vector_schema = Schema(VECTOR)
 
 
 def checksum(document: Mapping[str, Any]) -> str:

@@ -50,5 +50,6 @@ def datasets_in(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
+    """The texts among the values, as far as a record may hold them: on one line, without control characters."""
     values = value if isinstance(value, list) else [value]
-    return tuple(each for each in values if isinstance(each, str) and each)
+    return tuple(each for each in values if isinstance(each, str) and 0 < len(each) <= 300 and each.isprintable())

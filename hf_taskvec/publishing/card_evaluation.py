@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import filenames
 from hf_taskvec.errors import MismatchError
+from hf_taskvec.escaping import markdown, markdown_code
 from hf_taskvec.publishing.written_folder import Artifact
 
 if TYPE_CHECKING:
@@ -60,9 +61,11 @@ def evaluation_section(
         for split, words in splits
         if metric in measured and any(score.split == split for score in report.scores)
     ]
-    books = ", ".join(f"{b.name} ({b.role}: {b.seen} seen and {b.held_out} held-out passages)" for b in report.books)
+    books = ", ".join(
+        f"{markdown(b.name)} ({b.role}: {b.seen} seen and {b.held_out} held-out passages)" for b in report.books
+    )
     return {
-        "protocol": report.protocol.id,
+        "protocol": markdown_code(report.protocol.id),
         "books": f"Books: {books}.",
         "choice": f"{_this(artifact, scale)} {_choice(report)}",
         "level": f"{report.settings.level:.0%}",
@@ -84,7 +87,7 @@ def _this(artifact: Artifact, scale: float | None) -> str:
 def _choice(report: "UnlearningReport") -> str:
     if report.choice is None:
         return "No book was marked as one to forget, so the sweep chose no λ."
-    reason = report.choice.reason.strip().rstrip(".")
+    reason = markdown(report.choice.reason.strip().rstrip("."))
     return f"The sweep's choice: {reason}."
 
 

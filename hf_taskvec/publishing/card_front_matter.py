@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import filenames
-from hf_taskvec.algebra.provenance import License, ModelRecord, label_for
+from hf_taskvec.algebra.expressions import label_for
+from hf_taskvec.algebra.provenance import License, ModelRecord
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.errors import CorruptFileError, LeakError, OutputError
+from hf_taskvec.escaping import markdown, markdown_cell, markdown_code, visible
 from hf_taskvec.files.foreign_files import write_card_file
+from hf_taskvec.json_files import Schema, line, read_json
+from hf_taskvec.merging import rules
 from hf_taskvec.models.card_metadata import front_matter
 from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.publishing.card_evaluation import evaluation_section, find_report, reported_scale
@@ -26,6 +29,24 @@ from hf_taskvec.publishing.written_folder import Artifact, open_artifact
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
+# Each command is a line of its own in a block of code, and begins with our own name: it cannot end the block.
+_COMMANDS = Schema(
+    {
+        "type": "object",
+        "required": ["commands"],
+        "properties": {
+            "commands": {
+                "type": "array",
+                "items": {
+                    "type": "array",
+                    "items": [{"const": "taskvec"}],
+                    "additionalItems": line(5000) | {"minLength": 0},
+                    "minItems": 1,
+                },
+            }
+        },
+    }
+)
 _TEMPLATES: dict[ContentKind, str] = {"model": "merged_model.md", "adapter": "adapter.md", "vector": "task_vector.md"}
 
 
@@ -135,11 +156,12 @@ def card_for(
     scale = reported_scale(artifact, report)
     title = (repo_id or artifact.folder.resolve().name).rsplit("/", 1)[-1]
     data = card_data(artifact, model_name=title, base=base, report=report, scale=scale, datasets=(*datasets, *stated))
-    code = as_code(artifact.provenance)
+    code, name = as_code(artifact.provenance), json.dumps(visible(repo_id or title), ensure_ascii=False)
     context: dict[str, Any] = {
         "metadata": data.to_yaml(),
-        "title": title,
-        "repo_id": repo_id or title,
+        "title": markdown(title),
+        "repo_id": name,
+        "undo": markdown_code(f'(-vector).apply({name}, output="undone")'),
         "base": _described(base),
         "base_code": _loaded(base, artifact.kind == "adapter"),
         "options": _options(artifact),
@@ -147,10 +169,15 @@ def card_for(
         "changed": f"{artifact.changed:,}",
         "formula": as_formula(artifact.provenance),
         "origins": [
-            {"label": o.label, "how": _cell(o.how), "base": _described(o.base, "–"), "tuned": _described(o.tuned, "–")}
-            for o in artifact.provenance.origins
+            {
+                "label": origin.label,
+                "how": markdown_cell(origin.how),
+                "base": _described(origin.base, "–"),
+                "tuned": _described(origin.tuned, "–"),
+            }
+            for origin in artifact.provenance.origins
         ],
-        "rules": [{"name": name, "paper": paper} for name, paper in artifact.provenance.rules],
+        "rules": [_rule(name) for name, _ in artifact.provenance.rules],
         "folders": any(model.hub_id is None for model in artifact.records),
         "exact": all(m.hub_id and m.revision for m in artifact.records) and "..." not in code,
         "code": code,
@@ -213,10 +240,22 @@ def _described(model: ModelRecord | None, unknown: str = "an unknown base model"
         return unknown
     fingerprint = f" `[{model.fingerprint[:12]}]`" if model.fingerprint else ""
     if model.hub_id is None:
-        return f"**{_cell(model.name)}**{fingerprint}"
+        return f"**{markdown_cell(model.name)}**{fingerprint}"
     address = f"https://huggingface.co/{model.hub_id}" + (f"/tree/{model.revision}" if model.revision else "")
     revision = f"@{model.revision[:12]}" if model.revision else ""
-    return f"[{model.hub_id}{revision}]({address}){fingerprint}"
+    return f"[{_id_text(model.hub_id + revision)}]({address}){fingerprint}"
+
+
+def _id_text(hub_id: str) -> str:
+    """An id as a link's text: the `@` of a revision is no address there."""
+    name, at, revision = hub_id.partition("@")
+    return f"{markdown_cell(name)}{at}{markdown_cell(revision)}"
+
+
+def _rule(name: str) -> dict[str, str | None]:
+    """A merging rule and its paper: of a rule that we know, so that no file tells where a link goes."""
+    known = rules().get(name)
+    return {"name": markdown_code(name), "paper": known.paper if known else None}
 
 
 def _loaded(base: ModelRecord | None, by_transformers: bool) -> str:
@@ -225,7 +264,7 @@ def _loaded(base: ModelRecord | None, by_transformers: bool) -> str:
     if base.hub_id is None:
         return json.dumps(f"./{base.name}", ensure_ascii=False)
     if base.revision is None:
-        return f'"{base.hub_id}"'
+        return f'"{base.hub_id}"'  # an id has no quotes, and a revision none
     revision = f'", revision="{base.revision}' if by_transformers else f"@{base.revision}"
     return f'"{base.hub_id}{revision}"'
 
@@ -242,8 +281,8 @@ def _purpose(artifact: Artifact, report: "UnlearningReport | None") -> str:
     forget = [book.name for book in report.books if book.role == "forget"] if report is not None else []
     if forget:
         kept = [book.name for book in report.books if book.role == "retain"] if report is not None else []
-        others = f", while it keeps {' and '.join(kept)}" if kept else ""
-        return _sentence(f"the edit is meant to make a model forget {' and '.join(forget)}{others}")
+        others = f", while it keeps {' and '.join(map(markdown, kept))}" if kept else ""
+        return _sentence(f"the edit is meant to make a model forget {' and '.join(map(markdown, forget))}{others}")
     weights = [weight for _, weight in artifact.provenance.weights]
     if weights and all(weight < 0 for weight in weights):
         return "the edit subtracts what fine-tuning taught."
@@ -260,13 +299,13 @@ def _sentence(text: str) -> str:
 def _licence(base: ModelRecord | None, others: list[ModelRecord]) -> str:
     found = base.license if base else None
     if found is not None:
-        lines = [f"Inherited from the card of {_described(base)}: **{found}**."]
+        lines = [f"Inherited from the card of {_described(base)}: **{markdown(str(found))}**."]
     else:
         lines = [
             f"Not known: no card of {_described(base)} that states a licence was at hand. Ask its authors before you "
             "use or share this; no licence is granted here."
         ]
-    stated = [f"{_described(m)}: {m.license}" for m in others if m.license not in (None, found)]
+    stated = [f"{_described(m)}: {markdown(str(m.license))}" for m in others if m.license not in (None, found)]
     if stated:
         lines.append(f"Its other sources state licences of their own, which apply as well: {'; '.join(stated)}.")
     return "\n\n".join(lines)
@@ -275,21 +314,19 @@ def _licence(base: ModelRecord | None, others: list[ModelRecord]) -> str:
 def _versions(artifact: Artifact, report: "UnlearningReport | None") -> str:
     lines = [f"Written by hf_taskvec {artifact.library}."]
     if report is not None:
-        listed = ", ".join(f"{name} {number}" for name, number in report.versions.items())
-        lines.append(f"Evaluated with {listed}; seed {report.settings.seed}, plan `{report.settings.plan[:12]}`.")
+        listed = ", ".join(markdown(f"{name} {number}") for name, number in report.versions.items())
+        plan = markdown_code(report.settings.plan[:12])
+        lines.append(f"Evaluated with {listed}; seed {report.settings.seed}, plan {plan}.")
     return " ".join(lines)
 
 
 def _command(folder: Path) -> str | None:
     """The command that wrote the folder, if it names no place on this machine."""
     try:
-        commands = json.loads((folder / filenames.COMMAND_RECORD).read_text("utf-8"))["commands"]
-        command = "\n".join(shlex.join(each) for each in commands)
+        record = read_json(folder / filenames.COMMAND_RECORD)
+        _COMMANDS.check(record, filenames.COMMAND_RECORD)
+        command = "\n".join(shlex.join(each) for each in record["commands"])
         check_text(command, filenames.COMMAND_RECORD)
-    except (OSError, ValueError, LookupError, TypeError, LeakError):
+    except (OSError, CorruptFileError, LeakError):
         return None
     return command
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

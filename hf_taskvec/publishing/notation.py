@@ -5,21 +5,18 @@ An expression is parsed by Python's own parser and walked over a short list of a
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from hf_taskvec.algebra.expressions import FUNCTIONS, check_expression
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.merging import combine
 
 _LONGEST = 10_000
-_METHODS = {
-    "compress": ("rank", "energy", "tolerance", "dtype", "exact"),
-    "filter": ("include", "exclude"),
-    "prune_rows": ("fraction", "include"),
-    "scale": ("by", "default"),
-}
+_UNKNOWN = "...  # how it was made is not known"
+_VOCABULARIES = ("truncate", "extend")
 
 
 # Reading
@@ -93,7 +90,7 @@ def _value(node: ast.expr, whole: str, vectors: Mapping[str, TaskVector]) -> "Ta
             return _value(inner, whole, vectors)
         case ast.BinOp(left=left, op=op, right=right):
             return _binary(op, _value(left, whole, vectors), _value(right, whole, vectors), whole)
-        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=keywords) if name in _METHODS:
+        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=keywords) if name in FUNCTIONS:
             return _call(name, _value(inner, whole, vectors), keywords)
         case ast.Call(func=ast.Name(id="combine"), args=[ast.List(elts=parts), *rest], keywords=keywords):
             given: list[Any] = [_value(part, whole, vectors) for part in parts]
@@ -101,7 +98,7 @@ def _value(node: ast.expr, whole: str, vectors: Mapping[str, TaskVector]) -> "Ta
     text = ast.get_source_segment(whole.strip(), node) or type(node).__name__
     raise BadValueError(
         f"{text!r} has no place in an expression. Use numbers, names, + - * /, brackets, "
-        f"{', '.join(_METHODS)}, and combine([...], 'rule')."
+        f"{', '.join(FUNCTIONS)}, and combine([...], 'rule')."
     )
 
 
@@ -132,8 +129,8 @@ def _call(name: str, vector: "TaskVector | float", keywords: list[ast.keyword]) 
         raise BadValueError(f"{name}() takes a task vector first, not a number.")
     options = _options(name, keywords)
     for given in options:
-        if given not in _METHODS[name]:
-            raise MissingNameError(f"{name}() has no option {given!r}.{did_you_mean(given, _METHODS[name])}")
+        if given not in FUNCTIONS[name]:
+            raise MissingNameError(f"{name}() has no option {given!r}.{did_you_mean(given, FUNCTIONS[name])}")
     if name == "scale":
         if "by" not in options:
             raise BadValueError("scale() takes by={'pattern': number}.")
@@ -200,9 +197,13 @@ def _terms(provenance: Provenance) -> list[str]:
 
 
 def _latex(text: str) -> str:
-    r"""Plain text inside `\text{}`, with no backslash before punctuation: Markdown would take it away."""
-    for old, new in {"{": "(", "}": ")", "*": "∗", **dict.fromkeys("\\^~#%&$", " ")}.items():
+    r"""Plain text inside `\text{}`, with no backslash before punctuation: Markdown would take it away.
+
+    Markdown is read before formulas are: nothing that makes a link, HTML or code there may stand in one, either.
+    """
+    for old, new in {"{": "(", "}": ")", "*": "∗", **dict.fromkeys("\\^~#%&$<>`@!|", " ")}.items():
         text = text.replace(old, new)
+    text = re.sub(r":(?=//)|(?<=www)\.", " ", text.replace("](", "] ("), flags=re.IGNORECASE)
     return text.replace("_", r"\textunderscore ")
 
 
@@ -211,10 +212,12 @@ def as_code(provenance: Provenance) -> str:
     lines = [_origin_code(origin) for origin in provenance.origins if origin.base or origin.tuned]
     # A vector that was given a name of its own stands before what it is made of.
     named = [origin for origin in provenance.origins if not (origin.base or origin.tuned)]
-    lines += [
-        f"{origin.label} = ({_expression_code(origin.how)}).named({origin.label!r})" for origin in reversed(named)
-    ]
-    lines.append(f"vector = {_expression_code(provenance.expression)}")
+    labels = {origin.label for origin in provenance.origins}
+    for origin in reversed(named):
+        code = _expression_code(origin.how, labels)
+        made = _UNKNOWN if code is None else f"({code}).named({origin.label!r})"
+        lines.append(f"{origin.label} = {made}")
+    lines.append(f"vector = {_expression_code(provenance.expression, labels) or _UNKNOWN}")
     imports = {"re.compile(": "import re\n", "combine([": "from hf_taskvec import combine\n"}
     needed = [line for use, line in imports.items() if any(use in each for each in lines)]
     return "\n".join([*needed, *lines])
@@ -227,7 +230,7 @@ def _origin_code(origin: Origin) -> str:
     name = f", name={origin.label!r}"
     if not origin.how.startswith("full fine-tune"):
         return f"{origin.label} = TaskVector.from_adapter({tuned}{f', base={base}' if base else ''}{name})"
-    vocabulary = origin.how.removeprefix("full fine-tune")
+    vocabulary = next((f", vocabulary={each!r}" for each in _VOCABULARIES if f"={each!r}" in origin.how), "")
     return f"{origin.label} = TaskVector.from_finetuned({base}, {tuned}{name}{vocabulary})"
 
 
@@ -237,12 +240,13 @@ def _where(model: ModelRecord) -> str:
     return repr(f"{model.hub_id}@{model.revision}" if model.revision else model.hub_id)
 
 
-def _expression_code(expression: str) -> str:
-    """The notation as Python: functions of one vector become its methods."""
+def _expression_code(expression: str, labels: Collection[str]) -> str | None:
+    """The notation as Python: functions of one vector become its methods; None for what is not in our notation."""
     try:
+        check_expression(expression, labels)
         return ast.unparse(_Methods().visit(_tree(expression)))
     except BadValueError:
-        return f"...  # {expression}"
+        return None
 
 
 class _Methods(ast.NodeTransformer):

@@ -1,5 +1,6 @@
 """A folder that this library wrote, and what it is: a merged model, an adapter or a task vector."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,10 +8,33 @@ from typing import Any
 
 from hf_taskvec import filenames
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
+from hf_taskvec.algebra.provenance_schema import MODEL, PROVENANCE
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.files.vector_schema import vector_schema
 from hf_taskvec.hub_names import HUB_ID
-from hf_taskvec.json_files import read_json
+from hf_taskvec.json_files import Schema, line, read_json
 from hf_taskvec.models.folder_contents import RECORDS, ContentKind, record_in
+
+
+def _schema(**more: Any) -> Schema:
+    """Of the records that `apply` and `to_adapter` write. A card shows what they hold, the options as code."""
+    fields: dict[str, Any] = {
+        "library": {"type": "string", "pattern": r"^(hf_taskvec )?\d[\w.+-]{0,60}$"},
+        "vector": PROVENANCE,
+        "scale": {"type": "number"},
+        "fingerprint": {"type": ["string", "null"], "pattern": "^[0-9a-f]{1,128}$"},
+        "changed_parameters": {"type": "integer", "minimum": 0},
+        "options": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z_]{1,40}$"},
+            "additionalProperties": line(200),
+        },
+        **more,
+    }
+    return Schema({"type": "object", "required": list(fields), "properties": fields})
+
+
+_SCHEMAS: dict[ContentKind, Schema] = {"vector": vector_schema, "adapter": _schema(), "model": _schema(base=MODEL)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +107,7 @@ def open_artifact(folder: str | Path) -> Artifact:
         )
     record = read_json(folder / name)
     try:
+        _SCHEMAS[RECORDS[name]].check(record, name)
         return _read(folder, RECORDS[name], record)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UnsupportedError):
@@ -106,6 +131,8 @@ def _read(folder: Path, kind: ContentKind, record: dict[str, Any]) -> Artifact:
             base = ModelRecord(named if is_id else Path(named).name)
     changed = int(record["changed_parameters"])
     scale, fingerprint, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
+    if not math.isfinite(scale):
+        raise CorruptFileError(f"the scale is {scale}, which is no number")
     return Artifact(folder, kind, provenance, base, scale, fingerprint, changed, library, options)
 
 

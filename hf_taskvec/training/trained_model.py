@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
@@ -172,10 +173,10 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
     with scratch_folder(hidden_beside(folder, ".weights")) as tuned:
         save_model(model, tuned, weights)
         if is_peft_model(model):
-            vector = TaskVector.from_adapter(tuned, base=base, name=folder.name)
+            vector = TaskVector.from_adapter(tuned, base=base, name=label_for(folder.name))
         else:
             assert base is not None
-            vector = TaskVector.from_finetuned(base, tuned, name=folder.name)
+            vector = TaskVector.from_finetuned(base, tuned, name=label_for(folder.name))
         vector.save(folder, overwrite=True)
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import TinyModels
 
 from hf_taskvec import TaskVector, combine
-from hf_taskvec.algebra.provenance import Origin, Provenance, label_for
+from hf_taskvec.algebra.expressions import label_for
+from hf_taskvec.algebra.provenance import Origin, Provenance
 from hf_taskvec.publishing.notation import as_code, evaluate_expression, names_in
 
 # Larger than what a fingerprint samples of a tensor, changed where it does not look.

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import figures
 from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.escaping import visible
 from hf_taskvec.evaluation.reporting.report_parts import BookInfo, PassageResult
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.texts.books import Split
-from hf_taskvec.figures import COLOURS, look
+from hf_taskvec.figures import COLOURS, literal, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,13 +62,13 @@ def scores_figure(report: UnlearningReport) -> "Figure":
                 if not found:
                     continue
                 x = [score.scale for score in found]
-                label = f"{book.name} ({book.role})"
+                label = f"{literal(book.name)} ({book.role})"
                 axes.plot(x, [s.value.value for s in found], label=label, markersize=6, linewidth=2, **look(i))
                 low, high = [s.value.low for s in found], [s.value.high for s in found]
                 axes.fill_between(x, low, high, color=COLOURS[i % 7], alpha=0.15, linewidth=0)
                 if (level := _never_seen(report, book, metric, split)) is not None:
-                    name = report.references[0].name
-                    axes.axhline(level, label=f"{book.name}: {name}", **_LEVEL, color=COLOURS[i % 7])
+                    label = literal(f"{book.name}: {report.references[0].name}")
+                    axes.axhline(level, label=label, **_LEVEL, color=COLOURS[i % 7])
             if metric == "perplexity":
                 axes.set_yscale("log")
                 for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -89,7 +90,8 @@ def scores_figure(report: UnlearningReport) -> "Figure":
         handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.5))
         labels.append(f"chosen λ = {report.choice.scale:g}".replace("-", "−"))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
-    figure.suptitle(f"Scores against λ, with {report.settings.level:.0%} intervals ({report.protocol.id})", fontsize=12)
+    title = f"Scores against λ, with {report.settings.level:.0%} intervals ({literal(report.protocol.id)})"
+    figure.suptitle(title, fontsize=12)
     return figure
 
 
@@ -109,7 +111,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             ours = [report.score(name, s, metric.name) for s in report.scales]
             theirs = [report.score(book.name, s, metric.name) for s in report.scales]
             x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
-            label = f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else "")
+            label = literal(f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else ""))
             axes.plot([], [], label=label, **look(i))
             axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
             for scale, a, b in zip(report.scales, x, y, strict=True):
@@ -124,7 +126,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
                 axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
     for i, book in enumerate(report.books):
         if (level := _never_seen(report, book, metric.name, "seen")) is not None:
-            label = f"{book.name}: {report.references[0].name}"
+            label = literal(f"{book.name}: {report.references[0].name}")
             axes.axvline(level, label=label, **_LEVEL, color=COLOURS[i % 7])
     if not forget or not others:
         axes.text(0.5, 0.5, "needs a book to forget and one to keep", ha="center", transform=axes.transAxes)
@@ -132,7 +134,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
         axes.margins(0.12)
         axes.legend(frameon=False, loc="best")
     unit = _NAMES.get(metric.name, metric.name)
-    axes.set_xlabel(f"{unit} of the forgotten book: {', '.join(forget)}")
+    axes.set_xlabel(f"{unit} of the forgotten book: {literal(', '.join(forget))}")
     axes.set_ylabel(f"{unit} of the other books")
     axes.grid(alpha=0.25)
     title = "What forgetting costs: a point for each λ (filled: Pareto front"
@@ -167,7 +169,7 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     for passage, row, height in zip(rows, cells, heights, strict=True):
         axes.plot([0, 3.98], [y - 0.06] * 2, color="0.8", linewidth=1)
         score = [next(a.values["rouge_l"] for a in passage.at if a.scale == s) for s in (0.0, scale)]
-        label = f"{passage.id}   Rouge-L {score[0]:.3f} → {score[1]:.3f}"
+        label = f"{visible(passage.id)}   Rouge-L {score[0]:.3f} → {score[1]:.3f}"
         colour = COLOURS[[b.name for b in report.books].index(passage.book) % 7]
         axes.text(0, y, label, fontsize=9, color=colour, weight="bold", **text)
         for i, cell in enumerate(row):

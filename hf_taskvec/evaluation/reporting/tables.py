@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.escaping import markdown, markdown_cell, markdown_code
 from hf_taskvec.evaluation.reporting.number_formats import (
     format_interval,
     format_number,
@@ -36,10 +37,11 @@ _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 def report_markdown(report: UnlearningReport) -> str:
     """`report.md`: the choice of λ in words, all tables, the tests and the definitions."""
-    books = ", ".join(f"{b.name} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
+    books = ", ".join(f"{markdown(b.name)} ({b.role}; {b.seen} seen, {b.held_out} held out)" for b in report.books)
     parts = [
         "# Unlearning report",
-        f"Protocol `{report.protocol.id}` · model `{report.model[:12]}` · edit `{report.edit[:40]}`\n\n"
+        f"Protocol {markdown_code(report.protocol.id)} · model {markdown_code(report.model[:12])} · "
+        f"edit {markdown_code(report.edit[:40])}\n\n"
         f"Books: {books}.\n\nSquare brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
         "Round brackets: change against λ=0 on the same passages.",
         _choice(report),
@@ -109,7 +111,7 @@ def compare_reports(
         for name, report in reports.items()
         for book in report.books
     }
-    title = f"{METRIC_TITLES[metric]}, {_SPLITS[split]}, protocol `{base.protocol.id}`"
+    title = f"{METRIC_TITLES[metric]}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
     return f"{title}\n\n{_table([*_heads(scales), *map(reference_head, references)], rows)}\n"
 
 
@@ -131,18 +133,13 @@ def _heads(scales: Sequence[float]) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
-    head = f"| {corner} | " + " | ".join(_escaped(column) for column in columns) + " |"
+    head = f"| {corner} | " + " | ".join(markdown_cell(column) for column in columns) + " |"
     rule = "|---|" + "---|" * len(columns)
     body = [
-        f"| {_escaped(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
+        f"| {markdown_cell(name)} | " + " | ".join(cells.get(column, "–") for column in columns) + " |"
         for name, cells in rows.items()
     ]
     return "\n".join([head, rule, *body])
-
-
-def _escaped(name: str) -> str:
-    """A name of the caller's in a cell of a table."""
-    return name.replace("|", "\\|").replace("\n", " ")
 
 
 def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[str, str]:
@@ -168,7 +165,7 @@ def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
 
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
-    lines = ["## The choice of λ", verdict(report)]
+    lines = ["## The choice of λ", markdown(verdict(report))]
     if choice is None:
         return "\n\n".join(lines)
     if confirmed := choice.confirmation:
@@ -181,10 +178,10 @@ def _choice(report: UnlearningReport) -> str:
         )
         for book, loss in confirmed.retain_losses.items():
             ends = f"{format_number(100 * loss.low, 1)}, {format_number(100 * loss.high, 1)}"
-            lines.append(f"{book} lost {format_number(100 * loss.value, 1)} % [{ends}] of its score there.")
+            lines.append(f"{markdown(book)} lost {format_number(100 * loss.value, 1)} % [{ends}] of its score there.")
     source = "held-out text at λ=0, not from a model"
     if choice.reference is not None:
-        named = "" if choice.reference == UNNAMED else f" “{choice.reference}”"
+        named = "" if choice.reference == UNNAMED else f" “{markdown(choice.reference)}”"
         source = f"the reference model{named}, of which the caller says that it never saw the book"
     what = "the whole interval" if choice.certain else "the mean"
     lines.append(
@@ -196,9 +193,9 @@ def _choice(report: UnlearningReport) -> str:
 
 
 def _theory(theory: Theory) -> str:
-    pairs = "\n".join(f"- {line}" for line in theory.correlations)
+    pairs = "\n".join(f"- {markdown(line)}" for line in theory.correlations)
     head = "## What theory said\n\nTask correlation α̂, eq. (11) of Li et al. 2025, before anything was edited:"
-    return "\n\n".join([head, pairs, *theory.verdicts])
+    return "\n\n".join([head, pairs, *map(markdown, theory.verdicts)])
 
 
 def _membership(report: UnlearningReport) -> str:
@@ -224,7 +221,9 @@ def _tests(report: UnlearningReport) -> str:
     confirmation = None if report.choice is None else report.choice.confirmation
     if confirmation is not None and confirmation.tests:
         parts.append(f"At the chosen λ = {format_number(confirmation.scale)}, on the half that did not choose it:")
-        parts.append("\n".join(f"- {t.first} > {t.second}: {_test(t, ', ')}" for t in confirmation.tests))
+        parts.append(
+            "\n".join(f"- {markdown(f'{t.first} > {t.second}')}: {_test(t, ', ')}" for t in confirmation.tests)
+        )
     return "\n\n".join(parts)
 
 
@@ -252,8 +251,8 @@ def _leaks(report: UnlearningReport) -> str:
 
 def _definitions(report: UnlearningReport) -> str:
     rows = [
-        f"- `{m.name}` ({m.kind}; {'higher' if m.higher else 'lower'} means "
-        f"{'better remembered' if m.kind == 'memory' else 'healthier'}): {m.definition}."
+        f"- {markdown_code(m.name)} ({m.kind}; {'higher' if m.higher else 'lower'} means "
+        f"{'better remembered' if m.kind == 'memory' else 'healthier'}): {markdown(m.definition)}."
         for m in report.metrics
     ]
     return "## Definitions\n\n" + "\n".join(rows)

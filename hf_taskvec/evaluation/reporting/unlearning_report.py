@@ -28,6 +28,7 @@
 - `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
 """
 
+import functools
 import json
 import types
 import typing
@@ -50,7 +51,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 )
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import MetricName
+from hf_taskvec.evaluation.scoring.metrics import METRICS, MetricName
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
@@ -338,9 +339,11 @@ class UnlearningReport:
                     f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
                     f"reads {REPORT_SCHEMA!r} version {REPORT_VERSION}"
                 )
-            report = _build(cls, {"theory": None, **content, "protocol": None})  # earlier reports have no theory
+            # Earlier reports have no theory.
+            report = _build(cls, {"theory": None, **content, "protocol": None})
+            _check_metrics(report)
             return replace(report, protocol=Protocol.from_dict(content["protocol"]))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptFileError(f"{name} is damaged or no report ({error!r}); run the sweep again") from error
 
 
@@ -352,19 +355,47 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _check_metrics(report: UnlearningReport) -> None:
+    """Refuse metrics that this version does not have: nothing could tell which way is up."""
+    named = (report.metrics, report.scores, report.reference_scores, report.tests)
+    used = [*(each.name if isinstance(each, MetricInfo) else each.metric for part in named for each in part)]
+    if report.choice is not None:
+        used.append(report.choice.metric)
+    if unknown := [name for name in used if name not in METRICS]:
+        raise CorruptFileError(f"the report has a metric {unknown[0]!r}, which this hf_taskvec does not know")
+
+
 def _build(kind: Any, value: Any) -> Any:
-    """The inverse of `_plain`: plain JSON data as the declared type."""
+    """The inverse of `_plain`: plain JSON data as the declared type, which it must fit; None for a protocol."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if value is None:
-        return None
     if origin is types.UnionType:
-        return _build(next(option for option in inner if option is not types.NoneType), value)
+        option = next(option for option in inner if option is not types.NoneType)
+        return None if value is None else _build(option, value)
+    if kind is Protocol:
+        return None  # has a reader of its own
+    if origin is typing.Literal:
+        return _fitting(value, value in inner, kind)
     if origin is tuple:
-        return tuple(_build(inner[0], item) for item in value)
+        items = _fitting(value, isinstance(value, list), kind)
+        return tuple(_build(inner[0], item) for item in items)
     if origin is dict:
-        return {key: _build(inner[1], item) for key, item in value.items()}
+        items = _fitting(value, isinstance(value, dict), kind)
+        return {_build(inner[0], key): _build(inner[1], item) for key, item in items.items()}
     if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        built = {field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)}
-        return kind(**built)  # type: ignore[operator]
-    return float(value) if kind is float else value
+        declared = _hints(kind)  # type: ignore[arg-type]
+        return kind(**{name: _build(hint, value[name]) for name, hint in declared.items()})  # type: ignore[operator]
+    if kind is float:
+        return float(_fitting(value, isinstance(value, int | float) and not isinstance(value, bool), kind))
+    return _fitting(value, isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), kind)
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _fitting(value: Any, fits: bool, kind: Any) -> Any:
+    if not fits:
+        raise TypeError(f"{str(value)[:60]!r} where {kind} belongs")
+    return value

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from hf_taskvec import atomic
+from hf_taskvec.escaping import markdown_cell
 from hf_taskvec.experiments.multitask.round_trace import Trace, pairs
 from hf_taskvec.filenames import REPORT_MARKDOWN
 
@@ -171,5 +172,6 @@ class MultitaskResults:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    shown = [[markdown_cell(cell) for cell in line] for line in (head, *rows)]
+    lines = [shown[0], ["---"] * len(head), *shown[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

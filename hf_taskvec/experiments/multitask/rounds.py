@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from hf_taskvec import atomic
 from hf_taskvec.algebra import measures
+from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
@@ -225,7 +226,7 @@ def _check(tasks: Sequence[Task], rounds: int, steps: int, merge: Merge) -> None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadValueError(f"{name}={value!r} must be a whole number of at least 1.")
     # Bad options are found here, before any training.
-    trial = [TaskVector.from_tensors({"layers.0.w": torch.ones(2, 2)}, name=name) for name in names]
+    trial = [TaskVector.from_tensors({"layers.0.w": torch.ones(2, 2)}, name=label_for(name)) for name in names]
     combine(trial, merge.rule, **merge.options) * merge.scale
 
 
@@ -252,7 +253,7 @@ class _Run:
             tuned[task] = trainer.take()
             if number + 1 == self.rounds:
                 name = self.tasks[task].name
-                trainer.vector(base, name).save(folder / TASKS / name, overwrite=True)
+                trainer.vector(base, label_for(name)).save(folder / TASKS / name, overwrite=True)
         return tuned, losses
 
     def options(self, number: int) -> dict[str, Any]:
