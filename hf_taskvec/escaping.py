@@ -7,7 +7,7 @@ of the functions here is read as the text that it is, and as nothing else.
 >>> print(visible("a\x1b[31mb\u202ec"))
 a\x1b[31mb\u202ec
 >>> print(markdown("see <b>[this](javascript:x)</b>"))
-see \<b\>\[this\](javascript:x)\</b\>
+see \<b>\[this\](javascript:x)\</b>
 """
 
 import codecs
@@ -19,8 +19,8 @@ from typing import Any
 # Whatever a renderer may turn into a link by itself; no backslash prevents that, but code is left alone.
 _LINKS = re.compile(r"://|www\.|@|mailto:|xmpp:", re.IGNORECASE)
 # An underscore between letters or digits is no emphasis anywhere.
-_PUNCTUATION = re.compile(r"[\\`*\[\]<>#|~$&!{}]|(?<![^\W_])_|_(?![^\W_])")
-_LINE_START = re.compile(r"^(?:[-+=:]|\d+(?=[.)]))")
+_PUNCTUATION = re.compile(r"[\\`*\[\]<#|~$&!{}]|(?<![^\W_])_|_(?![^\W_])")
+_LINE_START = re.compile(r"^(?:[-+=:>]|\d+(?=[.)]))")
 # What our own messages have beyond ASCII, for terminals that have nothing else.
 _IN_ASCII = {
     "λ": "lambda",

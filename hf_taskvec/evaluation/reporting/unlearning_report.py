@@ -376,7 +376,7 @@ def _build(kind: Any, value: Any) -> Any:
     if origin is typing.Literal:
         return _fitting(value, value in inner, kind)
     if origin is tuple:
-        items = _fitting(value, isinstance(value, list), kind)
+        items = _fitting(value, isinstance(value, list | tuple), kind)
         return tuple(_build(inner[0], item) for item in items)
     if origin is dict:
         items = _fitting(value, isinstance(value, dict), kind)
