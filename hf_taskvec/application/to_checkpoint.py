@@ -94,6 +94,25 @@ def apply(
     return final
 
 
+def largest_applied_size(
+    vector: TaskVector,
+    base: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    max_shard_size: int | str | None = None,
+) -> int:
+    """How many bytes `apply` writes at most; of the base no more than its headers are read."""
+    checkpoint = open_checkpoint(base)
+    assert checkpoint.folder is not None
+    check_fits(vector, checkpoint, may_grow=True)
+    files = _plan(vector, checkpoint, None if dtype is None else parse_dtype(dtype), max_shard_size)
+    beside = sum(path.stat().st_size for path in companions(checkpoint.folder))
+    # A changed config is written with other spaces; the index and the files' headers have a line for each tensor.
+    listed = sum(300 + 3 * len(name) + len(file) for file, each in files.items() for name in each)
+    record = 2 * len(json.dumps(_record(vector, 1.0, checkpoint, None)).encode())
+    return total_bytes(files) + beside + (checkpoint.folder / CONFIG).stat().st_size + listed + record + 4096
+
+
 # What is to be written.
 
 

@@ -18,7 +18,7 @@ from hf_taskvec.cli.arguments import (
     chosen_scale,
     load_vector,
 )
-from hf_taskvec.cli.dry_run import DryRun
+from hf_taskvec.cli.dry_run import DryRun, adapter_size
 from hf_taskvec.cli.outputs import check_output, finish_with_report
 from hf_taskvec.errors import UnsupportedError
 
@@ -50,7 +50,7 @@ def adapter_command(
         )
     if dry_run:
         factors = [found.shape(n) for n in found if len(found.shape(n)) == 2]
-        written = sum(4 * (rank or found.rank(n)) * sum(found.shape(n)) for n in found if len(found.shape(n)) == 2)
+        written = adapter_size(found, rank, dense, measured)
         largest = max((8 * shape[0] * shape[1] for shape in factors), default=0)
         return DryRun({vector: found.nbytes}, {output.name: written}, written + 3 * largest).result(output).show(json)
     if rank is not None:

@@ -19,7 +19,7 @@ from hf_taskvec.cli.arguments import (
     chosen_scale,
     load_vector,
 )
-from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
+from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, applied_size, weights_size
 from hf_taskvec.cli.outputs import check_output, finish_with_report
 
 
@@ -51,7 +51,8 @@ def apply_command(
     amount, measured = chosen_scale(scale, report)
     if dry_run:
         reads = {model: weights_size(model, token), vector: found.nbytes}
-        would = DryRun(reads, {output.name: weights_size(model, token)}, STREAMING_MEMORY, [f"λ = {amount:g}"])
+        written = applied_size(found, model, dtype, max_shard_size, measured, token)
+        would = DryRun(reads, {output.name: written}, STREAMING_MEMORY, [f"λ = {amount:g}"])
         return would.result(output).show(json)
     found.apply(
         model,

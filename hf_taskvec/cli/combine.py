@@ -16,7 +16,7 @@ from hf_taskvec.cli.arguments import (
     load_vector,
     named_paths,
 )
-from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
+from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, combined_size, weights_size
 from hf_taskvec.cli.outputs import check_output, save_and_report
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 
@@ -55,7 +55,7 @@ def combine_command(
     check_output(output, filenames.VECTOR_RECORD, overwrite)
     if dry_run:
         sizes = {path: weights_size(path, token) for path in paths.values()}
-        written = sum(value or 0 for value in sizes.values())
+        written = combined_size(expression, paths, dtype, token)
         return DryRun(sizes, {output.name: written}, STREAMING_MEMORY).result(output).show(json)
     loaded = {name: load_vector(path, name, token) for name, path in paths.items()}
     result = evaluate_expression(expression.strip(), loaded)

@@ -16,7 +16,7 @@ from hf_taskvec.cli.arguments import (
     load_vector,
 )
 from hf_taskvec.cli.command_record import record_command
-from hf_taskvec.cli.dry_run import DryRun
+from hf_taskvec.cli.dry_run import DryRun, compressed_size
 from hf_taskvec.cli.outputs import check_output, folder_size
 from hf_taskvec.cli.results import CommandResult, largest_first
 from hf_taskvec.errors import BadValueError
@@ -47,9 +47,12 @@ def compress_command(
     if dry_run:
         shapes = [found.shape(name) for name in found]
         matrices = [shape for shape in shapes if len(shape) == 2]
-        least = sum(4 * (rank or min(shape)) * sum(shape) for shape in matrices)
         largest = max((8 * shape[0] * shape[1] for shape in matrices), default=0)
-        return DryRun({vector: found.nbytes}, {output.name: least}, 3 * largest).result(output).show(json)
+        return (
+            DryRun({vector: found.nbytes}, {output.name: compressed_size(found, rank)}, 3 * largest)
+            .result(output)
+            .show(json)
+        )
     small = found.compress(rank=rank, energy=energy, tolerance=tolerance)
     small.save(output, overwrite=overwrite)
     record_command(output)

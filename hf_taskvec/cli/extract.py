@@ -14,7 +14,7 @@ from hf_taskvec.cli.arguments import (
     StoredDtypeOption,
     TokenOption,
 )
-from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, weights_size
+from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, extracted_size, weights_size
 from hf_taskvec.cli.outputs import check_output, save_and_report
 from hf_taskvec.errors import BadValueError
 
@@ -49,8 +49,8 @@ def extract_command(
     check_output(output, filenames.VECTOR_RECORD, overwrite)
     if dry_run:
         sizes = {where: weights_size(where, token) for where in models}
-        written = 0 if reference else list(sizes.values())[-1]
-        return DryRun(sizes, {output.name: written}, STREAMING_MEMORY).result(output).show(json)
+        written, notes = extracted_size(models, dtype, reference, vocabulary, token)
+        return DryRun(sizes, {output.name: written}, STREAMING_MEMORY, notes).result(output).show(json)
     base = models[0] if len(models) == 2 else None
     kind, shown = kind_of(models[-1], base, token)
     if kind == "vector":

@@ -64,6 +64,28 @@ def save(
     return Path(output)
 
 
+def largest_saved_size(vector: TaskVector, dtype: torch.dtype | str | None = None, reference: bool = False) -> int:
+    """How many bytes `save` writes at most; nothing is read.
+
+    What is not known before is whether the difference of two models needs a low part beside the high one.
+    """
+    encoder = _BoundingEncoder(None if dtype is None else parse_dtype(dtype), reference)
+    parameters = {name: encoder.terms(name, vector[name].terms) for name in vector}
+    described = len(json.dumps([parameters, vector.provenance.to_json(), dict(vector.discarded)], indent=1).encode())
+    listed = sum(tensor_record_size(name) for name in encoder.tensors)
+    stored = 0 if reference else sum(TensorSpec(each.dtype, each.shape).nbytes for each in encoder.tensors.values())
+    return RECORD_SIZE + described + listed + stored
+
+
+#: bytes of a record beside its lists
+RECORD_SIZE = 4096
+
+
+def tensor_record_size(name: str) -> int:
+    """The bytes that a tensor takes at most in a record and in the header of its file."""
+    return 600 + 4 * len(name.encode())
+
+
 def rounding_errors(vector: TaskVector, dtype: torch.dtype | str) -> dict[str, float]:
     """What is lost when a vector is saved in a dtype: the relative error of each parameter that it cannot hold exactly.
 
@@ -203,6 +225,17 @@ class _Encoder:
             self._known[source] = key
             self.tensors[key] = _Written(source.dtype, source.shape, _Plain(source))
         return self._known[source]
+
+
+class _BoundingEncoder(_Encoder):
+    """Takes every difference for one that needs two parts of the wider dtype, and so reads none."""
+
+    def exact(self, key: str, name: str, delta: Difference) -> list[str]:
+        dtype = torch.promote_types(delta.tuned.dtype, delta.base.dtype)
+        content = _ExactParts(delta, Format(dtype, 2))
+        keys = [f"{key}.part{part}" for part in range(2)]
+        self.tensors |= {each: _Written(dtype, delta.shape, content, part) for part, each in enumerate(keys)}
+        return keys
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,75 @@ def test_a_dry_run_does_nothing(hub: HubServer, taskvec: Run, edited: Edited, ar
     assert "nothing is written" in spoken.out and "memory about" in spoken.out
 
 
-def test_a_dry_run_tells_the_true_sizes(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("looser", "arguments"),
+    [
+        (2, ["extract", "base", "tuned"]),
+        (1, ["extract", "base", "tuned", "--dtype", "float32"]),
+        (1, ["extract", "base", "tuned", "--dtype", "bfloat16"]),
+        (1, ["extract", "base", "tuned", "--reference"]),
+        (100, ["extract", "lora"]),  # by the size of its file alone, and a megabyte for the record
+        (1, ["combine", "-2*v", "v=vector"]),
+        (1, ["combine", "v + 0.5*u", "v=vector", "u=lora"]),
+        (1, ["combine", "v + 0.5*u", "v=vector", "u=lora", "--dtype", "float32"]),
+        (1, ["combine", "filter(v, include='*mlp*')", "v=vector"]),
+        (9, ["combine", "compress(v - u, energy=0.999)", "v=vector", "u=lora"]),
+        (9, ["combine", "combine([v, u], 'ties', density=0.5)", "v=vector", "u=lora"]),
+        (1, ["compress", "vector", "--rank", "2"]),
+        (1, ["compress", "vector", "--rank", "1000"]),
+        (2, ["compress", "vector", "--energy", "1.0"]),
+        (1, ["apply", "vector", "base"]),
+        (1, ["apply", "vector", "base", "--dtype", "bfloat16", "--max-shard-size", "20KB"]),
+        (1, ["apply", "vector", "base", "--dtype", "float64"]),
+        (1, ["apply", "vector", "base", "--scale", "-0.5", "--report", "report"]),
+        (1, ["adapter", "vector", "--rank", "2", "--dense", "drop", "--base", "base"]),
+        (2, ["adapter", "vector", "--rank", "2", "--dense", "save", "--base", "base"]),
+        (1, ["adapter", "lora"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_dry_run_promises_no_less_than_is_written(
+    taskvec: Run, edited: Edited, tmp_path: Path, looser: float, arguments: list[str]
+) -> None:
+    """And not much more: what the names and records take at most, and where two parts may be needed, twice as much."""
+    if not (edited.folder / "lora").exists():
+        layers = edited.vector.filter(include="*proj*").compress(rank=2)
+        layers.to_adapter(edited.folder / "lora", base=edited.pair.base)
+    if "--report" in arguments:
+        edited.report.save(edited.folder / "report", plots=False)
     out = tmp_path / "out"
-    plan = taskvec("apply", "vector", "base", "-o", out, "--dry-run", "--json").json
-    assert taskvec("apply", "vector", "base", "-o", out).code == 0
-    assert plan["writes"]["out"] == (out / "model.safetensors").stat().st_size
+    promised = taskvec(*arguments, "-o", out, "--dry-run", "--json").json["writes"]["out"]
+    assert "out: at most" in taskvec(*arguments, "-o", out, "--dry-run").out
+    done = taskvec(*arguments, "-o", out)
+    assert done.code == 0, done.err
+    written = sum(path.stat().st_size for path in out.rglob("*"))
+    tensors = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    assert written <= promised
+    assert promised - written < (looser - 1) * tensors + 120_000
+
+
+def test_a_dry_run_over_the_hub_promises_no_less_than_is_written(
+    hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path
+) -> None:
+    hub.add_repo("me/a", edited.pair.base)
+    hub.add_repo("me/b", edited.pair.tuned)
+    hub.add_repo("me/v", edited.saved)
+    for number, arguments in enumerate(
+        [
+            ["extract", "me/a", "me/b"],
+            ["extract", "me/a", "me/b", "--dtype", "float32"],
+            ["extract", "me/a", "me/b", "--reference"],
+            ["combine", "-0.5*v", "v=me/v"],
+            ["apply", "me/v", "me/a"],
+            ["apply", "vector", "me/a", "--dtype", "float64"],
+        ]
+    ):
+        out = tmp_path / f"out{number}"
+        promised = taskvec(*arguments, "-o", out, "--dry-run", "--json").json["writes"][out.name]
+        assert taskvec(*arguments, "-o", out).code == 0
+        assert sum(path.stat().st_size for path in out.rglob("*")) <= promised
+    unknown = taskvec("combine", "compress(v, rank=2)", "v=me/v", "-o", tmp_path / "x", "--dry-run").out
+    assert "x: size not known before" in unknown
 
 
 def test_a_dry_run_over_the_hub_downloads_no_weights(
