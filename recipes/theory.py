@@ -23,6 +23,7 @@ from pathlib import Path
 from laboratory import decay, figures, gradients, linearity, transformer
 from laboratory.claims import Claim, markdown
 
+from hf_taskvec import atomic
 from hf_taskvec.figures import render
 
 EXPERIMENTS = {
@@ -53,16 +54,16 @@ def main() -> None:
         result = run(options.quick)
         claims += result.claims
         for file, content in render({key: partial(each, result) for key, each in draw.items()}).items():
-            (options.output / file).write_bytes(content)
+            atomic.write_bytes(options.output / file, content)
         pictures += [f"![{key}]({key}.png)" for key in draw]
         print(f"\n{markdown(result.claims)}({name}: {time.perf_counter() - start:.0f} s)", flush=True)
     kept = sum(claim.holds for claim in claims)
     note = "\n\n*Made with `--quick`: too small and too short to say what holds.*" if options.quick else ""
     summary = f"{kept} of {len(claims)} claims hold in these measurements.{note}"
     text = f"# The theory, measured\n\n{summary}\n\n{markdown(claims)}\n"
-    (options.output / "theory.md").write_text(text + "\n\n".join(pictures) + "\n", encoding="utf-8")
+    atomic.write_text(options.output / "theory.md", text + "\n\n".join(pictures) + "\n")
     data = json.dumps([asdict(claim) for claim in claims], ensure_ascii=False, indent=1)
-    (options.output / "theory.json").write_text(data + "\n", encoding="utf-8")
+    atomic.write_text(options.output / "theory.json", data + "\n")
     print(f"\n{kept} of {len(claims)} claims hold. Saved: {options.output / 'theory.md'}")
 
 
