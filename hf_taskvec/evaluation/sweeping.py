@@ -97,7 +97,9 @@ def sweep(
         output (`str` or `Path`, *optional*):
             Folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
         store (`str` or `Path`, *optional*):
-            Folder of finished passages; an interrupted sweep continues from it.
+            Folder of finished passages; an interrupted sweep continues from it. What a model with hooks of unknown
+            origin answers is kept, but not found again, unless they have an attribute `fingerprint` that tells what
+            they do.
         batch_size (`int`, *optional*):
             Rows in one batch; found automatically without it.
         likelihood (`bool`, *optional*, defaults to `True`):

@@ -1,7 +1,8 @@
 """What a model *is*, as a digest that is the same wherever it was loaded from. There are two of them.
 
 - `full_fingerprint` (here) is of a live model, and reads all that decides its output: every byte of its weights and
-  buffers, its configuration and its active adapters. Results that are kept on disk are found again by it.
+  buffers, its configuration, its active adapters, and what hooks say about themselves (an attached edit is one).
+  Results that are kept on disk are found again by it.
 - `Checkpoint.sampled_fingerprint` (`checkpoint.py`) is of stored weights under their canonical names, and reads their
   names, shapes, dtypes and a few samples of each: it tells copies of a model, sharded in whatever way, from another
   model, in a moment and without loading it. Provenance records it.
@@ -9,7 +10,8 @@
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hf_taskvec.models.layout import is_peft_model
 
@@ -19,13 +21,25 @@ if TYPE_CHECKING:
 
 # Where a model came from and what wrote it are not what it is.
 _NOT_IDENTITY = {"_name_or_path", "transformers_version", "_commit_hash"}
+# Their own hooks move, cast or record tensors, and change nothing that a model says.
+_LIBRARIES = {"accelerate", "hf_taskvec", "peft", "torch", "transformers"}
+
+
+@runtime_checkable
+class DescribesItself(Protocol):
+    """A hook, or the object whose method is one, that says what it does to a model's output."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells it, and how strong it is, from any other; empty if it changes nothing."""
 
 
 def full_fingerprint(model: "PreTrainedModel") -> str:
     """sha256 over all that decides the model's output; equal for equal models wherever they were loaded.
 
     Every byte of every weight enters: two fine-tunes may differ in a few elements only. Weights that accelerate keeps
-    on the CPU or on disk are read from there.
+    on the CPU or on disk are read from there. Hooks enter by what they say (`DescribesItself`), others by their name,
+    which does not tell their settings: see `nameless_hooks`.
     """
     from accelerate.utils import align_module_device, has_offloaded_params
 
@@ -33,6 +47,7 @@ def full_fingerprint(model: "PreTrainedModel") -> str:
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_IDENTITY}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(_adapters(model).encode())
+    digest.update("".join(f"{where} {text}\n" for where, text, _ in _hooks(model)).encode())
     for name, module in model.named_modules():
         if has_offloaded_params(module):
             with align_module_device(module, execution_device="cpu"):
@@ -40,6 +55,30 @@ def full_fingerprint(model: "PreTrainedModel") -> str:
         else:
             _add(digest, name, module)
     return digest.hexdigest()
+
+
+def nameless_hooks(model: "torch.nn.Module") -> list[str]:
+    """The hooks, and forwards put in place of a module's own, of which nobody can tell what they change.
+
+    A hook tells it with a `fingerprint`, its own attribute or that of the object whose method it is.
+    """
+    return [text for _, text, is_described in _hooks(model) if not is_described]
+
+
+def _hooks(model: "torch.nn.Module") -> Iterator[tuple[str, str, bool]]:
+    """Of each hook that may change the output: the module it is on, what is known of it, and if it said so itself."""
+    for path, module in model.named_modules():
+        own_forward = [module.__dict__["forward"]] if "forward" in module.__dict__ else []
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *own_forward):
+            owner = getattr(hook, "__self__", hook)
+            said = hook if isinstance(hook, DescribesItself) else owner
+            if isinstance(said, DescribesItself):
+                if said.fingerprint:
+                    yield path, said.fingerprint, True
+                continue
+            named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
+            if named.__module__.split(".")[0] not in _LIBRARIES and "_hf_hook" not in module.__dict__:
+                yield path, f"{named.__module__}.{named.__qualname__}", False
 
 
 def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> None:

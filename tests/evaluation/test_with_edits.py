@@ -96,7 +96,8 @@ def test_a_failing_sweep_of_a_vector_leaves_the_model_as_before(made, vectors, m
 def assert_untouched(model, before):
     """The weights are as before, and no edit is left: neither its hooks nor its claim to be the newest."""
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks and "forward" not in vars(module)
 
 
 def test_an_edit_of_another_model_is_refused_before_any_work(made, vectors, tmp_path):
@@ -112,6 +113,30 @@ def test_an_edit_of_another_model_is_refused_before_any_work(made, vectors, tmp_
     assert not (tmp_path / "out").exists()
     with vectors["lora"].edit(joint) as edit, pytest.raises(BadValueError, match="merge=False is for a task vector"):
         sweep(joint, edit, SCALES, books, SHORT, merge=False, **options)
+
+
+def test_what_a_model_answers_with_an_edit_attached_is_not_reused_without_it(made, vectors, tmp_path):
+    tokenizer, books, _, joint, _ = made
+    control = {"store": tmp_path, "tokenizer": tokenizer, **FAST}
+    short = protocols.get(SHORT, samples=2)
+    with vectors["lora"].applied_to(joint, -1.0, merge=False) as edit:
+        edited = sweep(joint, None, [0], books, short, **control)
+        edit.set_scale(-0.5)
+        other = sweep(joint, None, [0], books, short, **control)
+    plain = sweep(joint, None, [0], books, short, **control)
+    assert edited.timing.reused == other.timing.reused == plain.timing.reused == 0
+    assert len({edited.model, other.model, plain.model}) == 3
+    with vectors["lora"].applied_to(joint, -1.0, merge=False):
+        again = sweep(joint, None, [0], books, short, **control)
+    assert again.timing.generated == 0 and again.scores == edited.scores
+
+    handle = joint.lm_head.register_forward_hook(lambda layer, inputs, output: output * 2)
+    try:  # nobody can tell what it does, nor if it will do the same the next time
+        steered = [sweep(joint, None, [0], books, short, **control) for _ in range(2)]
+    finally:
+        handle.remove()
+    assert [report.timing.reused for report in steered] == [0, 0]
+    assert steered[0].scores == steered[1].scores != plain.scores
 
 
 def test_an_edit_is_of_the_same_model_inside_and_outside_of_wrappers(made, vectors):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from hf_taskvec.distributed import Processes, processes
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
@@ -13,7 +14,7 @@ from hf_taskvec.evaluation.asking.generation import Continuation, Generator
 from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.models.fingerprints import full_fingerprint
+from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
 from hf_taskvec.models.model_facts import context_length
 from hf_taskvec.progress import progress_bar
 
@@ -87,8 +88,11 @@ def ask(
     context = context_length(model.config)
     tokenized = tokenize_passages(passages, protocol, tokenizer, context)
     fingerprint = _agreed(full_fingerprint(model))
+    asked = fingerprint
+    if nameless_hooks(model):  # what they do may be something else the next time: nothing that is kept is found again
+        asked += processes().gather(uuid4().hex)[0]
     keys = {
-        Row(scale, i): record_key(fingerprint, edit.fingerprint, scale, passage, protocol)
+        Row(scale, i): record_key(asked, edit.fingerprint, scale, passage, protocol)
         for scale in scales
         for i, passage in enumerate(tokenized)
     }

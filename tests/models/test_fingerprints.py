@@ -1,0 +1,63 @@
+"""A live model's fingerprint covers all that decides its output, edits and hooks included."""
+
+import copy
+
+import torch
+from support import tiny_models
+from support.tiny_models import low_rank
+
+from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
+
+
+def test_an_attached_edit_is_part_of_what_the_model_is():
+    """Results of a model with an edit attached must not be found again as those of the plain model."""
+    model = tiny_models.make("opt")
+    plain = full_fingerprint(model)
+    vector = low_rank(model)
+    positions = low_rank(model, exclude="^(?!.*embed_positions)")  # a layer with a forward of its own
+    found = {plain}
+    for each in (vector, 2 * vector, positions):
+        with each.applied_to(model, 0.0, merge=False) as edit:
+            assert full_fingerprint(model) == plain  # at λ=0 nothing is added
+            for scale in (1.0, -1.0):
+                edit.set_scale(scale)
+                found.add(full_fingerprint(model))
+            edit.set_row_scales([-1.0, -1.0])
+            assert full_fingerprint(model) in found  # the same λ for every row
+            edit.set_row_scales([-1.0, 0.0])
+            found.add(full_fingerprint(model))
+            assert nameless_hooks(model) == []
+        assert full_fingerprint(model) == plain
+    assert len(found) == 1 + 3 * 3
+
+
+def test_a_merged_edit_is_part_of_what_the_model_is():
+    model = tiny_models.make("llama")
+    plain, vector = full_fingerprint(model), low_rank(model)
+    with vector.applied_to(model, -1.0):
+        edited, copied = full_fingerprint(model), copy.deepcopy(model)
+    assert edited == full_fingerprint(copied) != plain == full_fingerprint(model)
+
+
+def test_other_hooks_enter_by_what_they_say_or_else_by_name():
+    model = tiny_models.make("llama")
+    plain = full_fingerprint(model)
+    model(torch.tensor([[1, 2]]), output_hidden_states=True)
+    model.enable_input_require_grads()  # hooks of transformers, which change nothing
+    assert full_fingerprint(model) == plain and nameless_hooks(model) == []
+
+    def steer(layer, inputs, output):
+        return output + 1
+
+    handle = model.model.norm.register_forward_hook(steer)
+    nameless = full_fingerprint(model)
+    assert nameless != plain
+    assert nameless_hooks(model) == [f"{__name__}.{steer.__qualname__}"]
+    steer.fingerprint = "steered by 1"
+    said = full_fingerprint(model)
+    assert len({plain, nameless, said}) == 3 and nameless_hooks(model) == []
+    steer.fingerprint = ""
+    assert full_fingerprint(model) == plain
+    handle.remove()
+    model.model.norm.forward = lambda states: states
+    assert full_fingerprint(model) != plain and len(nameless_hooks(model)) == 1
