@@ -16,6 +16,9 @@ from hf_taskvec.training.trained_model import save_model, save_vector, whole_wei
 class TaskVectorCallback(TrainerCallback):
     """Saves a task vector at the end of each epoch: `output/epoch-1`, `output/epoch-2`, ...
 
+    Where no whole number of epochs is over (training stops at `max_steps`, or the length of the data is not known), the
+    folder is named after the step: `output/step-25`.
+
     The vectors are those against the weights at the start of training. Of a PEFT-wrapped model it is the adapter's own
     vector, its factors kept as factors.
 
@@ -54,7 +57,8 @@ class TaskVectorCallback(TrainerCallback):
     ) -> None:
         """Keep the starting weights, if nothing else tells them."""
         model, is_resumed = kwargs["model"], state.global_step > 0
-        if not is_resumed and not self.overwrite and any(self.output.glob(f"epoch-*/{VECTOR_RECORD}")):
+        earlier = [found for kind in ("epoch", "step") for found in self.output.glob(f"{kind}-*/{VECTOR_RECORD}")]
+        if earlier and not is_resumed and not self.overwrite:
             raise OutputError(
                 f"{self.output.name} already holds the vectors of a training run. Pass overwrite=True to replace them."
             )
@@ -79,7 +83,7 @@ class TaskVectorCallback(TrainerCallback):
         weights = whole_weights(model, keep=state.is_world_process_zero)
         if state.is_world_process_zero:
             base = self.base if self.base is not None or is_peft_model(model) else self._start
-            save_vector(model, weights, base, self.output / f"epoch-{round(state.epoch or 0)}")
+            save_vector(model, weights, base, self.output / _name(state))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -87,3 +91,9 @@ class TaskVectorCallback(TrainerCallback):
         """Remove the starting weights."""
         if state.is_world_process_zero:
             shutil.rmtree(self._start, ignore_errors=True)
+
+
+def _name(state: TrainerState) -> str:
+    """A name that no other vector of the run has: `state.epoch` ends on a whole number only where an epoch is over."""
+    epoch = state.epoch or 0.0
+    return f"epoch-{epoch:.0f}" if epoch and epoch.is_integer() else f"step-{state.global_step}"

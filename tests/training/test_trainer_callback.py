@@ -24,7 +24,11 @@ from hf_taskvec.training import TaskVectorCallback
 
 
 def trainer(
-    model: Any, blocks: datasets.Dataset, folder: Path, callback: TaskVectorCallback, **options: Any
+    model: Any,
+    blocks: datasets.Dataset | datasets.IterableDataset,
+    folder: Path,
+    callback: TaskVectorCallback,
+    **options: Any,
 ) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -36,7 +40,7 @@ def trainer(
         use_cpu=True,
         **{"save_strategy": "no", **options},
     )
-    data = blocks.add_column("labels", blocks["input_ids"][:])
+    data = blocks.map(lambda block: {"labels": block["input_ids"]})
     return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback])
 
 
@@ -57,6 +61,26 @@ def test_the_callback_saves_each_epoch(base: Path, blocks: datasets.Dataset, tmp
     assert 0 < TaskVector.load(tmp_path / "vectors" / "epoch-1").norm() < last.norm()
     with pytest.raises(OutputError, match="already holds the vectors"):
         trainer(model, blocks, tmp_path / "trainer", callback).train()
+
+
+@pytest.mark.parametrize("is_length_known", [True, False])
+def test_no_epoch_replaces_the_vector_of_another(
+    base: Path, blocks: datasets.Dataset, tmp_path: Path, is_length_known: bool
+) -> None:
+    """Without a known length the trainer counts epochs as 0.4, 1.4, 2.2: rounded, two of them are the second."""
+    batches = -(-len(blocks) // 4)
+    steps = 2 * batches + 1  # the third epoch is cut off
+    data = blocks if is_length_known else blocks.to_iterable_dataset()
+    model = AutoModelForCausalLM.from_pretrained(base)
+    callback = TaskVectorCallback(tmp_path / "vectors", base)
+    trainer(model, data, tmp_path / "trainer", callback, max_steps=steps).train()
+    whole = ["epoch-1", "epoch-2"] if is_length_known else [f"step-{batches}", f"step-{2 * batches}"]
+    assert set(names(tmp_path / "vectors")) == {*whole, f"step-{steps}"}
+    norms = [TaskVector.load(tmp_path / "vectors" / name).norm() for name in (*whole, f"step-{steps}")]
+    assert len(set(norms)) == 3
+    assert norms[-1] == pytest.approx(TaskVector.from_finetuned(base, model).norm(), rel=1e-6)
+    with pytest.raises(OutputError, match="already holds the vectors"):
+        trainer(model, data, tmp_path / "trainer", callback, max_steps=steps).train()
 
 
 def test_the_callback_saves_an_adapter_as_low_rank_factors(
