@@ -26,11 +26,10 @@ from hf_taskvec.analysis import report_sections as sections
 from hf_taskvec.analysis.markdown_report import MarkdownReport
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
-from hf_taskvec.experiments.book_reading import read_tokenizer
 from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.hub_names import split_revision
 from hf_taskvec.models.checkpoint import open_checkpoint
-from hf_taskvec.models.loading import load_for_evaluation
+from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
@@ -130,7 +129,7 @@ def read_texts(options: argparse.Namespace, names: Sequence[str], config: Any) -
     for file in options.data:
         if not file.is_file():
             raise MissingFileError(f"there is no file {file.name!r} at the given path.")
-    tokenizer = read_tokenizer(options.base)
+    tokenizer = load_tokenizer(options.base)
     context = config.get("max_position_embeddings") or config.get("n_positions") or options.max_length
     length = min(options.max_length, context)
     return {

@@ -134,7 +134,8 @@ def sweep(
         `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
         `MissingNameError`: If there is no such protocol or metric.
         `OutputError`: If `output` or `store` cannot be written; before any work.
-        `MismatchError`: If the processes of a launch hold different weights, or the vector does not fit the model.
+        `MismatchError`: If the processes of a launch hold different weights, the vector does not fit the model, or the
+            tokenizer gives ids that a model does not have.
 
     Example:
         >>> books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]  # doctest: +SKIP
@@ -143,6 +144,7 @@ def sweep(
         >>> report.choice.scale, report.choice.reason  # doctest: +SKIP
 
     """
+    from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
     from hf_taskvec.evaluation.asking.batched_asking import ask
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
@@ -163,6 +165,8 @@ def sweep(
         ensure_matplotlib()
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
     passages, left_out = _passages(books, protocol, tokenizer)
+    for each in (model, *others.values()):  # before any of them is asked
+        tokenize_passages(passages, protocol, tokenizer, each.config)
     leaks = check_leaks(passages, [book.training_text for book in books])
     kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
     asking = partial(
@@ -332,12 +336,12 @@ def _on_model(change: "TaskVector | ScalableEdit | None", model: Any, merge: boo
 
 
 def _tokenizer(model: Any) -> Any:
-    from transformers import AutoTokenizer
+    from hf_taskvec.models.loading import load_tokenizer
 
     source = model.config._name_or_path
     if not source:
         raise BadValueError("the model does not say where it came from; pass its tokenizer=")
-    return AutoTokenizer.from_pretrained(source)
+    return load_tokenizer(source)
 
 
 def _results(

@@ -1,13 +1,9 @@
-"""Books and tokenizers as the config of an experiment describes them."""
+"""Books as the config of an experiment describes them."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.errors import MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Role, load_book
 from hf_taskvec.experiments.experiment_config import ExperimentConfig
-from hf_taskvec.models.companions import COMPANIONS
-from hf_taskvec.models.locations import locate
 
 if TYPE_CHECKING:
     import datasets
@@ -39,22 +35,3 @@ def training_blocks(books: tuple[Book, ...], tokenizer: Any, config: ExperimentC
     return datasets.concatenate_datasets(
         [book.training_blocks(tokenizer, config.block_length, stride) for book in books]
     )
-
-
-def read_tokenizer(where: "str | Path") -> Any:
-    """The tokenizer beside a model."""
-    from transformers import AutoTokenizer
-
-    folder, name, _ = locate(where, None, None, [*COMPANIONS])  # transformers knows no id@revision
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        found = tokenizer("A few words.")["input_ids"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MissingFileError(f"{name} has no tokenizer that can be read ({_first_line(error)}).") from None
-    if not found:
-        raise MissingFileError(f"{name} has no tokenizer of its own. Save the model's tokenizer beside it.")
-    return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]

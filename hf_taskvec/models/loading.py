@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.distributed import processes
+from hf_taskvec.errors import MissingFileError
 from hf_taskvec.filenames import CONFIG
 from hf_taskvec.hub_names import split_revision
 from hf_taskvec.models.locations import locate
@@ -50,14 +51,28 @@ def load_for_evaluation(
 
 
 def load_tokenizer(where: str | Path, *, token: str | bool | None = None) -> Any:
-    """The tokenizer beside a model; see `load_for_evaluation`."""
+    """The tokenizer beside a model; see `load_for_evaluation`.
+
+    Raises:
+        `MissingFileError`: If there is none, or none that can be read.
+    """
     from transformers import AutoTokenizer
 
     place, revision = _place(where, token)
-    return AutoTokenizer.from_pretrained(place, revision=revision, token=token)
+    name = place.name if isinstance(place, Path) else place
+    remedy = "Save the model's tokenizer beside it: tokenizer.save_pretrained(folder)."
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, token=token)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
+        raise MissingFileError(f"{name} has no tokenizer that can be read ({reason}). {remedy}") from None
+    # Of some architectures transformers makes an empty tokenizer where there are no files.
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        raise MissingFileError(f"{name} has no tokenizer of its own. {remedy}")
+    return tokenizer
 
 
 def _place(where: str | Path, token: str | bool | None) -> tuple[str | Path, str | None]:
     """A folder, or a Hub id and its revision, which transformers takes apart."""
     locate(where, None, token, [CONFIG])  # its errors are clearer than those of transformers
-    return (where, None) if Path(where).is_dir() else split_revision(str(where))
+    return (Path(where), None) if Path(where).is_dir() else split_revision(str(where))

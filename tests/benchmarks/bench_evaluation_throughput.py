@@ -91,7 +91,7 @@ def main() -> None:
         samples=args.passages // 2,
         decoding=protocols.Decoding(max_new_tokens=64),
     )
-    passages = tokenize_passages(find_passages(book, protocol), protocol, tokenizer, None)
+    passages = tokenize_passages(find_passages(book, protocol), protocol, tokenizer, model.config)
     scales = [0.0, -0.5, -1.0]  # nothing is edited: the same work three times, as a sweep does it
     plan = plan_batches(passages, scales, args.batch_size, mixed=False, context=None)
     kept: dict[bool, float] = {}

@@ -1,5 +1,6 @@
 """Batches, plans and the store: any batch size gives the same texts, and nothing is generated twice."""
 
+import copy
 import json
 import math
 import multiprocessing
@@ -157,7 +158,7 @@ def test_memory_that_runs_out_halves_the_batches(tokenizer, story):
 
 
 def test_a_plan_keeps_lambdas_apart_unless_they_may_mix_and_respects_the_context(tokenizer, story):
-    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, None)
+    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, tiny_llama().config)
     apart = plan_batches(passages, [0.0, -1.0], 5, mixed=False, context=None)
     assert all(len({row.scale for row in batch}) == 1 for batch in apart.batches)
     mixed = plan_batches(passages, [0.0, -1.0], 5, mixed=True, context=None)
@@ -173,7 +174,7 @@ def test_a_plan_keeps_lambdas_apart_unless_they_may_mix_and_respects_the_context
 
 
 def test_a_store_gives_back_what_was_put_in_and_is_keyed_by_what_matters(tmp_path, tokenizer, story):
-    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, None)
+    passages = tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, tiny_llama().config)
     base = ("model", "edit", -0.5, passages[0], SHORT)
     key = record_key(*base)
     others = [
@@ -245,10 +246,19 @@ def test_a_corrupt_store_is_named_and_nothing_is_lost(tmp_path, damage):
 
 def test_prompts_beyond_the_context_are_refused_with_the_numbers(tokenizer, story):
     with pytest.raises(BadValueError, match=r"story/seen/0000 needs \d+ tokens.*context has 20.*prompt_length"):
-        tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, 20)
+        tokenize_passages(find_passages(story, SHORT), SHORT, tokenizer, tiny_llama(context=20).config)
     total = replace(SHORT, decoding=protocols.Decoding(total_length=5))
     with pytest.raises(BadValueError, match="leaves none of the 5"):
-        tokenize_passages(find_passages(story, SHORT), total, tokenizer, None)
+        tokenize_passages(find_passages(story, SHORT), total, tokenizer, tiny_llama().config)
+
+
+def test_a_pad_token_that_only_the_tokenizer_has_changes_nothing(tokenizer, story):
+    """Padded positions are masked, but an id beyond the model's vocabulary would be an IndexError."""
+    expected = do(tiny_llama(), tokenizer, story)[1]
+    padded = copy.deepcopy(tokenizer)
+    padded.add_special_tokens({"pad_token": "<pad>"})
+    assert padded.pad_token_id == 400 == tiny_llama().config.vocab_size
+    assert do(tiny_llama(), padded, story)[1].rows == expected.rows
 
 
 @pytest.mark.parametrize("where", ["forward", "generate"])

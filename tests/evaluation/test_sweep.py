@@ -480,6 +480,18 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], books, SHORT)
     with pytest.raises(BadValueError, match="context has 256"):
         sweep(joint, None, [0], books, "ssu-v2", **args)
+    small = tiny_llama()
+    small.resize_token_embeddings(300)
+    wrong_tokens = r"ids up to 39\d for these passages.*vocabulary has 300 entries.*resize_token_embeddings"
+    with pytest.raises(MismatchError, match=wrong_tokens):
+        sweep(small, None, [0], books, SHORT, **args)
+    with pytest.raises(MismatchError, match=wrong_tokens):
+        sweep(joint, None, [0], books, SHORT, reference=small, store=tmp_path / "store", **args)
+    assert not (tmp_path / "store").exists()
+    small.config._name_or_path = str(tmp_path)
+    small.save_pretrained(tmp_path)
+    with pytest.raises(MissingFileError, match="has no tokenizer"):
+        sweep(small, None, [0], books, SHORT)
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(OutputError, match="cannot be written"):
         sweep(joint, None, [0], books, SHORT, output=tmp_path / "taken", **args)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import tiny_models
 from support.hub_server import HubServer
+from support.tiny_books import make_tokenizer
 from support.tiny_models import TinyModels
 
 from hf_taskvec.errors import MissingFileError
-from hf_taskvec.models.loading import load_for_evaluation
+from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 
 
 def test_folders_and_revisions_on_the_hub_are_loaded_in_fp32_on_a_cpu(models: TinyModels, hub: HubServer) -> None:
@@ -28,3 +30,20 @@ def test_folders_and_revisions_on_the_hub_are_loaded_in_fp32_on_a_cpu(models: Ti
 def test_what_is_not_there_is_called_so(where: str | Path, hub: HubServer) -> None:
     with pytest.raises(MissingFileError, match="nothing"):
         load_for_evaluation(where)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi", "gpt2", "gemma3_text", "gpt_neox"])
+def test_a_folder_without_a_tokenizer_is_called_so(models: TinyModels, architecture: str) -> None:
+    """transformers fails in many ways, or makes a tokenizer that knows no word."""
+    with pytest.raises(MissingFileError, match=r"base has no tokenizer .*save_pretrained"):
+        load_tokenizer(models.pair(architecture).base)
+
+
+def test_a_tokenizer_is_loaded_or_said_to_be_damaged(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tiny_models.make("llama").save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).get_vocab() == tokenizer.get_vocab()
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(MissingFileError, match=r"has no tokenizer that can be read \(JSONDecodeError"):
+        load_tokenizer(tmp_path)

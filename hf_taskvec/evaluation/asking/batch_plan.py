@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.models.model_facts import context_length, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,15 @@ class BatchPlan:
 
 
 def tokenize_passages(
-    passages: Sequence[Passage], protocol: Protocol, tokenizer: Any, context: int | None
+    passages: Sequence[Passage], protocol: Protocol, tokenizer: Any, config: Any
 ) -> tuple[TokenizedPassage, ...]:
-    """The passages as tokens; an error names the first that does not fit into the model's context."""
+    """The passages as tokens of the model with this configuration.
+
+    Raises:
+        `BadValueError`: If a passage does not fit into the model's context; it names the first.
+        `MismatchError`: If a token is not in the model's vocabulary.
+    """
+    context, vocabulary = context_length(config), vocabulary_size(config)
     found = []
     for passage in passages:
         prompt = _without_end(tokenizer(passage.prompt)["input_ids"], tokenizer)
@@ -87,6 +94,13 @@ def tokenize_passages(
                 "answer_length=...), or a model with a longer context"
             )
         found.append(TokenizedPassage(passage, tuple(prompt), tuple(answer), new))
+    largest = max((token for each in found for token in each.prompt_ids + each.answer_ids), default=0)
+    if largest >= vocabulary:
+        raise MismatchError(
+            f"the tokenizer gives ids up to {largest} for these passages, but the model's vocabulary has {vocabulary} "
+            "entries: it is not this model's tokenizer. Pass the model's own as tokenizer=, or, if tokens were added "
+            "to it, give the model rows for them: model.resize_token_embeddings(len(tokenizer))"
+        )
     return tuple(found)
 
 

@@ -86,7 +86,7 @@ def ask(
             Show a progress bar; by default on a terminal.
     """
     context = context_length(model.config)
-    tokenized = tokenize_passages(passages, protocol, tokenizer, context)
+    tokenized = tokenize_passages(passages, protocol, tokenizer, model.config)
     fingerprint = _agreed(full_fingerprint(model))
     asked = fingerprint
     if nameless_hooks(model):  # what they do may be something else the next time: nothing that is kept is found again

@@ -14,7 +14,13 @@ from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.key_value_cache import preallocated_cache
 from hf_taskvec.evaluation.texts.protocols import Decoding
 from hf_taskvec.models.layout import without_peft
-from hf_taskvec.models.model_facts import accepts_logits_to_keep, evaluation_mode, input_device, rows_per_pass
+from hf_taskvec.models.model_facts import (
+    accepts_logits_to_keep,
+    evaluation_mode,
+    input_device,
+    rows_per_pass,
+    vocabulary_size,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class Generator:
         ends = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
         self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._pad: int = 0 if pad is None else pad
+        # What stands in padded positions is never looked at, but must be a token of the model: a pad token that was
+        # added to the tokenizer alone is none.
+        self._pad: int = pad if pad is not None and pad < vocabulary_size(model.config) else 0
 
     @contextmanager
     def prepared(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Section
-from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
+from hf_taskvec.experiments.book_reading import make_book, read_book, training_blocks
 from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
 from hf_taskvec.experiments.multitask.rounds import Task, check_rounds_memory
 from hf_taskvec.experiments.multitask.task_exchange import gather_values_by_task, owns_task
@@ -16,6 +16,7 @@ from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
+from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
@@ -98,7 +99,7 @@ def _own(config: MultitaskConfig) -> _Own:
         mine = {n: make_book(b.text, b.name, "retain", config) for n, b in enumerate(texts.unrelated) if owns_task(n)}
     else:
         base = str(smollm_folder()) if config.base_model == SMOLLM else config.base_model
-        tokenizer = read_tokenizer(base)
+        tokenizer = load_tokenizer(base)
         names = [Path(path).stem for path in config.books or ()]
         mine = _read(config)
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -12,7 +12,7 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
 from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
-from hf_taskvec.experiments.book_reading import make_book, read_book, read_tokenizer, training_blocks
+from hf_taskvec.experiments.book_reading import make_book, read_book, training_blocks
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import Library, WrittenBook, write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
@@ -23,6 +23,7 @@ from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.models.locations import locate
 from hf_taskvec.models.tensor_files import open_files
 from hf_taskvec.training.lora import check_targets
@@ -84,7 +85,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
     source = open_base(base)
     inputs = _inputs(config, books, base, source.weights)
     if tokenizer is None:
-        tokenizer = read_tokenizer(base)
+        tokenizer = load_tokenizer(base)
     if "lora" in (config.method, config.joint_method):
         check_targets(meta_model(source.config), config.training("lora").targets)
     context = source.context
@@ -95,7 +96,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
         )
     check_experiment_memory(config, source.config)
     for book in books:  # too short a book, too long a passage: better now than after the training
-        tokenize_passages(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, context)
+        tokenize_passages(find_passages(book, config.asking, tokenizer), config.asking, tokenizer, source.config)
     read = {book.name: training_blocks((book,), tokenizer, config) for book in _trained_on(config, books, general)}
     return UnlearnInputs(books, tokenizer, base, general, inputs, read)
 
