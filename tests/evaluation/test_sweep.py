@@ -482,7 +482,7 @@ def test_bad_arguments_are_refused_before_any_work(made, tmp_path):
         sweep(joint, None, [0], books, "ssu-v2", **args)
     small = tiny_llama()
     small.resize_token_embeddings(300)
-    wrong_tokens = r"ids up to 39\d for these passages.*vocabulary has 300 entries.*resize_token_embeddings"
+    wrong_tokens = r"ids up to 3\d\d for these passages.*vocabulary has 300 entries.*resize_token_embeddings"
     with pytest.raises(MismatchError, match=wrong_tokens):
         sweep(small, None, [0], books, SHORT, **args)
     with pytest.raises(MismatchError, match=wrong_tokens):
