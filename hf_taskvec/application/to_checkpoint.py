@@ -33,6 +33,7 @@ from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new
 from hf_taskvec.files.safetensors_writer import TensorSpec, shard
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS, companions
+from hf_taskvec.models.vocabulary_size import grown_config
 from hf_taskvec.sizes import file_size, parse_size
 
 
@@ -68,6 +69,7 @@ def apply(
     beside = companions(checkpoint.folder)
     check_fits(vector, checkpoint, strict_base, may_grow=True)
     files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
+    config = _config(checkpoint, files, out_dtype)
     job = _job_key(vector, scale, files)
     group = processes()
     is_main = group.is_main_process
@@ -88,7 +90,7 @@ def apply(
         write_files(part, files, writers, finished, group, on, threads, progress)
         group.wait_for_everyone()
         if is_main:
-            _finish(part, files, checkpoint, beside, out_dtype, _record(vector, scale, checkpoint, out_dtype))
+            _finish(part, files, checkpoint, beside, config, _record(vector, scale, checkpoint, out_dtype))
             finished.remove_note()
     group.wait_for_everyone()
     return final
@@ -138,6 +140,25 @@ def _plan(
     return {file: {raw: tensors[raw] for raw in names} for file, names in layout.items()}
 
 
+def _config(checkpoint: Checkpoint, files: OutputFiles, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The output's config; none for a base without one, which does not get half of one."""
+    config = dict(checkpoint.config)
+    if not config:
+        return config
+    if dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype_name(dtype)
+    shapes = dict(checkpoint.layout.shapes)
+    sizes = set()
+    for each in files.values():
+        for raw, tensor in each.items():
+            if tensor.spec.shape != tensor.source.shape:
+                name = checkpoint.canonical_of[raw]
+                shapes[checkpoint.layout.tied.get(name, name)] = tensor.spec.shape
+                sizes.add((tensor.source.shape[0], tensor.spec.shape[0]))
+    return grown_config(config, *min(sizes), shapes) if sizes else config
+
+
 def _job_key(vector: TaskVector, scale: float, files: OutputFiles) -> str:
     """What an interrupted run must agree in to be resumed: the vector, the base, and the output's layout."""
     layout = [
@@ -180,7 +201,7 @@ def _finish(
     files: OutputFiles,
     checkpoint: Checkpoint,
     beside: Iterable[Path],
-    dtype: torch.dtype | None,
+    config: Mapping[str, Any],
     record: Mapping[str, Any],
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
@@ -189,12 +210,7 @@ def _finish(
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    config = dict(checkpoint.config)
-    if dtype is not None:
-        config.pop("torch_dtype", None)
-        config["dtype"] = dtype_name(dtype)
-    config.update(_grown_vocabulary(files))
-    if checkpoint.config and config != checkpoint.config:  # a base without a config does not get half of one
+    if config != checkpoint.config:
         (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     if list(files) != [WEIGHTS]:
         index = {
@@ -216,9 +232,3 @@ def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: tor
         "changed_parameters": len(vector),
         "options": {"dtype": dtype_name(dtype)} if dtype else {},
     }
-
-
-def _grown_vocabulary(files: OutputFiles) -> dict[str, int]:
-    tensors = [tensor for each in files.values() for tensor in each.values()]
-    grown = {t.spec.shape[0] for t in tensors if t.spec.shape[:1] != t.source.shape[:1]}
-    return {"vocab_size": grown.pop()} if grown else {}
