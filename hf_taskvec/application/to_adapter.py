@@ -16,6 +16,7 @@ from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
+from hf_taskvec.application.peft_loading import check_layers, check_loads, target_modules
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
@@ -68,6 +69,10 @@ def to_adapter(
         raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
     _check_untied(vector if dense == "save" else low_rank, layout)
     _check_layout(low_rank, layout)
+    model = _without_weights(known)
+    layers = {_module(name, layout): name for name in low_rank}
+    if model is not None:
+        check_layers(model, layers)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
     with progress_bar(low_rank.items(), "Exporting", progress) as bar:
         factors = {_module(name, layout): stacked_factors(terms) for name, terms in bar}
@@ -76,7 +81,7 @@ def to_adapter(
     tensors: dict[str, torch.Tensor] = {}
     for module, (left, right) in factors.items():
         tensors.update(_entries(module, kinds[module], left, right, dtype))
-    config = _config(factors, kinds, layout, named)
+    config = _config(factors, kinds, _targets(list(factors), layout, model), named)
     if rest and dense == "save":
         _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(output)
@@ -86,6 +91,8 @@ def to_adapter(
             for name, tensor in tensors.items():
                 writer.write(name, tensor)
         (part / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        if model is not None:
+            check_loads(lambda: _without_weights(known), part, layers)
         origin = {
             "library": f"hf_taskvec {__version__}",
             "expression": vector.expression,
@@ -112,7 +119,8 @@ def _known(where: str | Path | None, revision: str | None, required: bool) -> Ch
         return Checkpoint("the base", {})
     try:
         folder, name, commit = locate(where, revision, None, [CONFIG])
-        layout = layout_of_config(read_json(folder / CONFIG))
+        config = read_json(folder / CONFIG)
+        layout = layout_of_config(config)
     except MissingFileError:
         if required:
             raise
@@ -120,7 +128,18 @@ def _known(where: str | Path | None, revision: str | None, required: bool) -> Ch
     heads = {alias: layout.shapes[owner] for alias, owner in layout.tied.items() if owner in layout.shapes}
     shapes = {**layout.shapes, **heads}  # PEFT can change a tied head alone
     tensors = {each: InMemory(torch.empty(shape, device="meta")) for each, shape in shapes.items()}
-    return Checkpoint(name, tensors, layout, revision=commit)
+    return Checkpoint(name, tensors, layout, config, revision=commit)
+
+
+def _without_weights(known: Checkpoint) -> Any:
+    """The base on the meta device; None if its architecture is not known."""
+    if not known.layout.shapes:
+        return None
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {key: value for key, value in known.config.items() if key != "quantization_config"}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
 
 
 def _module(name: str, layout: Layout) -> str:
@@ -145,18 +164,8 @@ def _check_untied(names: Iterable[str], layout: Layout) -> None:
 
 
 def _check_layout(names: Iterable[str], layout: Layout) -> None:
-    """Refuse what PEFT would take for something else."""
+    """Refuse what depends on a base that is not known."""
     for name in names:
-        if layout.architecture == "PhimoeForCausalLM" and ".experts." in name:
-            raise UnsupportedError(
-                f"{name}: PEFT cannot load adapters of PhiMoE's experts, which the live model holds fused. Leave them "
-                "out with vector.filter(exclude=...), or write a whole model with apply()."
-            )
-        if name in layout.offset:
-            raise UnsupportedError(
-                f"{name}: PEFT cannot run LoRA on {layout.architecture}'s positions, which it takes for plain "
-                "embeddings. Leave them out with vector.filter(exclude=...)."
-            )
         if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
             raise MissingFileError(
                 f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass "
@@ -189,7 +198,7 @@ def _entries(
     }
 
 
-def _config(factors: _Factors, kinds: Mapping[str, str], layout: Layout, base: str | None) -> dict[str, Any]:
+def _config(factors: _Factors, kinds: Mapping[str, str], targets: list[str] | str, base: str | None) -> dict[str, Any]:
     ranks = {module: left.shape[1] for module, (left, _) in factors.items()}
     rank = Counter(ranks.values()).most_common(1)[0][0]
     # alpha = rank for every layer, so that every scaling is 1.
@@ -202,7 +211,7 @@ def _config(factors: _Factors, kinds: Mapping[str, str], layout: Layout, base: s
         "lora_alpha": rank,
         "rank_pattern": patterns,
         "alpha_pattern": patterns,
-        "target_modules": _targets(list(factors), layout),
+        "target_modules": targets,
         "fan_in_fan_out": "conv1d" in kinds.values(),
         "bias": "none",
         "lora_dropout": 0.0,
@@ -214,12 +223,17 @@ def _config(factors: _Factors, kinds: Mapping[str, str], layout: Layout, base: s
     }
 
 
-def _targets(modules: list[str], layout: Layout) -> list[str]:
-    """Short names, as serving engines expect them, where they mean exactly the changed layers; else full paths."""
-    short = sorted({module.rsplit(".", 1)[-1] for module in modules})
+def _targets(layers: list[str], layout: Layout, model: Any) -> list[str] | str:
+    """What the config calls the target modules: short names where they mean exactly the changed layers.
+
+    Experts are called as they are stored, which PEFT turns into the names of fused ones.
+    """
+    if model is not None and {path for path, _ in model.named_modules()}.issuperset(layers):
+        return target_modules(model, layers)
+    short = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     every = {layout.live(name).removesuffix(".weight") for name in layout.shapes if name.endswith(".weight")}
-    meant = {module for module in every if module.rsplit(".", 1)[-1] in short}
-    return short if meant == set(modules) else sorted(modules)
+    meant = {layer for layer in every if layer.rsplit(".", 1)[-1] in short}
+    return short if meant == set(layers) else sorted(layers)
 
 
 def _save_whole(

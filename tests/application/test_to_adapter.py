@@ -7,9 +7,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from support import tiny_models
 from support.tiny_models import low_rank
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
+from hf_taskvec.application.peft_loading import target_modules
 from hf_taskvec.errors import BadValueError, MismatchError, MissingFileError, OutputError, UnsupportedError
 
 
@@ -181,13 +182,54 @@ def test_a_change_of_a_tied_head_alone_fits(models, tmp_path):
     assert (again - vector).norm() < 1e-6 * vector.norm()
 
 
+CTRL = {"n_embd": 16, "n_layer": 2, "n_head": 2, "dff": 32, "n_positions": 32, "vocab_size": 20}
+
+
+def test_a_number_is_no_target_where_it_names_other_layers(tmp_path):
+    """CTRL's feed-forward layers are called 0 and 2, as its blocks are; PEFT takes no block."""
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING["ctrl"](**CTRL)).save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    vector = low_rank(model, exclude="(norm|bias|transformer.w|lm_head)")
+    folder = vector.to_adapter(tmp_path / "adapter", str(tmp_path / "base"))
+    targets = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    assert "transformer.h.0.ffn.0" in targets
+    expected = AutoModelForCausalLM.from_pretrained(vector.apply(tmp_path / "base", tmp_path / "out"))
+    for a, b in zip(merged_by_peft(tmp_path / "base", folder).parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_paths_that_others_end_in_are_told_apart():
+    """A list of names means every module whose path ends in one of them."""
+    inner = torch.nn.ModuleDict({"q": torch.nn.Linear(2, 2), "k": torch.nn.Linear(2, 2)})
+    model = torch.nn.ModuleDict({"q": torch.nn.Linear(2, 2), "k": torch.nn.Linear(2, 2), "inner": inner})
+    assert target_modules(model, ["q", "inner.q"]) == ["q"]
+    assert target_modules(model, ["inner.q"]) == ["inner.q"]
+    alone = target_modules(model, ["q"])
+    wrapped = get_peft_model(model, LoraConfig(target_modules=alone))
+    assert [path for path, _ in wrapped.named_modules() if path.endswith("lora_A")] == ["base_model.model.q.lora_A"]
+
+
+def test_layers_that_peft_does_not_take_are_named_before_anything_is_written(models, tmp_path):
+    """Qwen2-MoE's router is no layer that PEFT knows; Llama 4's is one by its class, and gives a tuple."""
+    small = {"num_experts_per_tok": 1, "shared_expert_intermediate_size": 8, "intermediate_size_mlp": 32}
+    for architecture, router in (("qwen2_moe", r"mlp\.gate\.weight"), ("llama4_text", r"router\.weight")):
+        folder = models.pair(architecture, **small).base
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        vector = low_rank(model, exclude="(norm|bias|experts|embed|lm_head|_proj)")
+        with pytest.raises(
+            UnsupportedError, match=rf"(cannot load.*{router}|{router}: PEFT cannot run).*exclude="
+        ):
+            vector.to_adapter(tmp_path / "adapter", str(folder))
+        assert not list(tmp_path.glob("*adapter*"))
+
+
 @pytest.mark.parametrize("architecture", tiny_models.EXPERTS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft")
 def test_experts_are_exported_where_peft_loads_them(models, tmp_path, architecture):
     pair = models.pair(architecture)
     vector = pair.vector().filter(include=["*experts*", "*_proj.weight"]).compress(rank=2)
     if architecture == "phimoe":
-        with pytest.raises(UnsupportedError, match=r"experts\.0\.w1\.weight: PEFT cannot load.*filter\(exclude"):
+        with pytest.raises(UnsupportedError, match=r"PEFT would not load.*experts\.0\.w1\.weight.*filter\(exclude"):
             vector.to_adapter(tmp_path / "adapter", str(pair.base))
         vector = vector.filter(exclude="*experts*")
     folder = vector.to_adapter(tmp_path / "adapter", str(pair.base))
