@@ -25,6 +25,7 @@ from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import locate
+from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 from hf_taskvec.progress import progress_bar
 
 #: what to do with changes that are not low-rank
@@ -135,11 +136,8 @@ def _without_weights(known: Checkpoint) -> Any:
     """The base on the meta device; None if its architecture is not known."""
     if not known.layout.shapes:
         return None
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     settings = {key: value for key, value in known.config.items() if key != "quantization_config"}
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+    return build_meta_model(settings, most_parameters(settings, None))
 
 
 def _module(name: str, layout: Layout) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.models.layout import Layout, layout_of_config
+from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 
 
 def grown_config(
@@ -53,9 +54,7 @@ def grown_config(
 def _candidates(config: Mapping[str, Any], old: int, layout: Layout) -> Iterator[list[tuple[str, ...]]]:
     """The places of the number, as transformers itself knows it; else wherever a vocabulary of that size is named."""
     if layout.shapes:
-        from transformers import AutoConfig
-
-        typed = AutoConfig.for_model(**config)
+        typed = build_meta_model(config, most_parameters(config, None)).config
         try:
             text = typed.get_text_config()
         except ValueError:  # several of them

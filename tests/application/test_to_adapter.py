@@ -216,9 +216,7 @@ def test_layers_that_peft_does_not_take_are_named_before_anything_is_written(mod
         folder = models.pair(architecture, **small).base
         model = AutoModelForCausalLM.from_pretrained(folder)
         vector = low_rank(model, exclude="(norm|bias|experts|embed|lm_head|_proj)")
-        with pytest.raises(
-            UnsupportedError, match=rf"(cannot load.*{router}|{router}: PEFT cannot run).*exclude="
-        ):
+        with pytest.raises(UnsupportedError, match=rf"(cannot load.*{router}|{router}: PEFT cannot run).*exclude="):
             vector.to_adapter(tmp_path / "adapter", str(folder))
         assert not list(tmp_path.glob("*adapter*"))
 
