@@ -61,6 +61,8 @@ class ModelRecord:
     sha256: str | None = None
     #: the weights themselves, where they are in files; not stored
     weights: Mapping[str, Source] | None = field(default=None, compare=False, repr=False)
+    #: where the model was found, a Hub id or a folder of this machine; not stored
+    address: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", visible(self.name))  # a folder's name may hold anything
@@ -78,7 +80,7 @@ class ModelRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for a file."""
-        found: dict[str, Any] = {k: v for k, v in vars(self).items() if v and k != "weights"}
+        found: dict[str, Any] = {k: v for k, v in vars(self).items() if v and k not in ("weights", "address")}
         if self.files:
             found["files"] = dict(self.files)
         if self.license:

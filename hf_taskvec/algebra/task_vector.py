@@ -282,7 +282,9 @@ class TaskVector(VectorPushing):
             output (`str` or `Path`):
                 The folder to write.
             base_model_name_or_path (`str` or `Path`, *optional*):
-                The base that the adapter names; by default the vector's own, if that came from the Hub, else none.
+                The base that the adapter names, so that `AutoPeftModelForCausalLM` finds it; by default the vector's
+                own: a Hub id with its revision, else `base`, else the folder that it came from on this machine (a push
+                replaces a folder by the Hub id that it is given). A vector of live models names none.
             base (`str` or `Path`, *optional*):
                 A folder or Hub id of the base, to check that the vector fits, and for `dense="save"`; by default
                 `base_model_name_or_path`.

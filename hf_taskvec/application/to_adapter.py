@@ -21,6 +21,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
+from hf_taskvec.hub_names import split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config
@@ -51,7 +52,7 @@ def to_adapter(
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
     own, own_revision = _own_base(vector)
-    named = str(base_model_name_or_path) if base_model_name_or_path else own
+    named = _named(base_model_name_or_path, base, own, own_revision)
     given = base or base_model_name_or_path
     where, revision = (given, None) if given else (own, own_revision)
     known = _known(where, revision, required=given is not None)
@@ -108,10 +109,21 @@ def to_adapter(
 
 
 def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
-    """Hub id and revision of the one base that the vector comes from. A folder's name alone leads nowhere."""
-    bases = {(origin.base.name, origin.base.revision) for origin in vector.provenance.origins if origin.base}
-    name, revision = bases.pop() if len(bases) == 1 else (None, None)
-    return (name, revision) if name and (revision or "/" in name) else (None, None)
+    """Hub id and revision, or the folder, of the one base that the vector comes from."""
+    bases = {(o.base.address or o.base.hub_id, o.base.revision) for o in vector.provenance.origins if o.base}
+    return bases.pop() if len(bases) == 1 else (None, None)
+
+
+def _named(
+    named: str | Path | None, given: str | Path | None, own: str | None, own_revision: str | None
+) -> tuple[str | None, str | None]:
+    """The base that the adapter names, and its revision: a Hub id if there is one, else a folder of this machine."""
+    if not named and own and not Path(own).is_absolute():
+        return own, own_revision
+    where = named or given or own
+    if where is None or Path(where).is_dir():
+        return (str(where) if named else str(Path(where).resolve())) if where else None, None
+    return split_revision(str(where))
 
 
 def _known(where: str | Path | None, revision: str | None, required: bool) -> Checkpoint:
@@ -196,7 +208,9 @@ def _entries(
     }
 
 
-def _config(factors: _Factors, kinds: Mapping[str, str], targets: list[str] | str, base: str | None) -> dict[str, Any]:
+def _config(
+    factors: _Factors, kinds: Mapping[str, str], targets: list[str] | str, base: tuple[str | None, str | None]
+) -> dict[str, Any]:
     ranks = {module: left.shape[1] for module, (left, _) in factors.items()}
     rank = Counter(ranks.values()).most_common(1)[0][0]
     # alpha = rank for every layer, so that every scaling is 1.
@@ -204,7 +218,8 @@ def _config(factors: _Factors, kinds: Mapping[str, str], targets: list[str] | st
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base[0],
+        "revision": base[1],
         "r": rank,
         "lora_alpha": rank,
         "rank_pattern": patterns,

@@ -245,8 +245,10 @@ def named_base(adapter: Adapter, layout: Layout) -> ModelRecord | None:
         return (
             ModelRecord(f"a {layout.architecture}", architecture=layout.architecture) if layout.architecture else None
         )
-    is_id = may_be_hub_id(named) and not Path(named).exists()
-    return ModelRecord(named if is_id else Path(named).name, architecture=layout.architecture)
+    if may_be_hub_id(named) and not Path(named).exists():
+        return ModelRecord(named, architecture=layout.architecture, address=named)
+    address = str(Path(named).resolve()) if Path(named).is_dir() else None
+    return ModelRecord(Path(named).name, architecture=layout.architecture, address=address)
 
 
 def check_config(adapter: Adapter) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,10 @@ def from_adapter(
     terms = _terms(found, origin_base)
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
-    record = origin_base.record() or named_base(found, layout)
+    named = named_base(found, layout)
+    record = origin_base.record() or named
+    if base is None and record is not None and named is not None:  # a live model's weights have no address
+        record = replace(record, address=record.address or named.address)
     rank = sorted({t.delta.rank for each in terms.values() for t in each if t.delta.factors is not None})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
     tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(found.tensors))

@@ -76,6 +76,7 @@ class Checkpoint:
             datasets,
             vocabulary_digest(self.folder) if self.folder else None,
             weights=self.tensors if self.folder else None,
+            address=self.name if self.revision else str(self.folder.resolve()) if self.folder else None,
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hf_taskvec import filenames
 from hf_taskvec.errors import LeakError
-from hf_taskvec.hub_names import may_be_hub_id
+from hf_taskvec.hub_names import may_be_hub_id, split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.publishing.card_evaluation import find_report, published_report
 from hf_taskvec.publishing.model_card import card_for, check_card
@@ -63,7 +63,7 @@ def files_to_push(
         files[filenames.MODEL_CARD] = card.encode()
     for name in _NOTED_IN:
         if name in files:
-            files[name] = _without_paths(artifact.folder / name)
+            files[name] = _without_paths(artifact.folder / name, base_model)
     if filenames.COMMAND_RECORD in files and not _is_clean(artifact.folder / filenames.COMMAND_RECORD):
         del files[filenames.COMMAND_RECORD]
     _check_readable(files)
@@ -80,15 +80,17 @@ def _check_portable(artifact: Artifact) -> None:
         )
 
 
-def _without_paths(path: Path) -> Path | bytes:
-    """A config, without the note of a folder that it was loaded from."""
+def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
+    """A config, without the note of a folder that it was loaded from; an adapter names the base's Hub id instead."""
     config = read_json(path)
     noted = [key for key in _ORIGINS if isinstance(config.get(key), str) and _is_folder(config[key])]
+    if path.name == filenames.ADAPTER_CONFIG and not config.get("base_model_name_or_path"):
+        noted.append("base_model_name_or_path")
     if not noted:
         return path
     for key in noted:
         if key == "base_model_name_or_path":
-            config[key] = None  # PEFT expects the key
+            config[key], config["revision"] = split_revision(base_model) if base_model else (None, None)
         else:
             del config[key]
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

@@ -126,9 +126,10 @@ def _read(folder: Path, kind: ContentKind, record: dict[str, Any]) -> Artifact:
     base = ModelRecord.from_json(record["base"]) if kind == "model" else _own_base(provenance)
     if kind == "adapter":
         named = read_json(folder / filenames.ADAPTER_CONFIG).get("base_model_name_or_path")
-        if named and (base is None or base.name != named):
+        if named:
             is_id = HUB_ID.fullmatch(named) and not Path(named).is_dir()
-            base = ModelRecord(named if is_id else Path(named).name)
+            name = named if is_id else Path(named).name
+            base = base if base is not None and base.name == name else ModelRecord(name)
     changed = int(record["changed_parameters"])
     scale, fingerprint, options = float(record["scale"]), record["fingerprint"], dict(record["options"])
     if not math.isfinite(scale):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from support import tiny_models
 from support.tiny_models import low_rank
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -240,22 +240,40 @@ def named_base(folder):
     return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
-def test_only_a_hub_id_is_named_as_the_base(models, hub, tmp_path, monkeypatch):
+def test_the_base_is_named_so_that_peft_finds_it(models, hub, tmp_path):
     pair = models.pair("phi")
-    hub.add_repo("me/base", pair.base)
+    commit = hub.add_repo("me/base", pair.base)
     hub.add_repo("me/tuned", pair.tuned)
     matrices = {"include": "*_proj.weight"}
     vector = TaskVector.from_finetuned("me/base", "me/tuned").filter(**matrices).compress(rank=2)
-    assert named_base(vector.to_adapter(tmp_path / "hub")) == "me/base"
+    for number, given in enumerate(({}, {"base": pair.base})):
+        folder = vector.to_adapter(tmp_path / f"hub{number}", **given)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        assert (config["base_model_name_or_path"], config["revision"]) == ("me/base", commit)
+    local = pair.vector().filter(**matrices).compress(rank=2)
+    of_adapter = TaskVector.from_adapter(local.to_adapter(tmp_path / "local"))
+    for number, each in enumerate((local, of_adapter, local + of_adapter.named("other"))):
+        folder = each.to_adapter(tmp_path / f"local{number}")
+        assert named_base(folder) == str(pair.base.resolve())
+        loaded = AutoPeftModelForCausalLM.from_pretrained(folder)
+        assert type(loaded.get_base_model()).__name__ == "PhiForCausalLM"
+        assert str(tmp_path) not in (folder / "taskvec_adapter.json").read_text()
+    vector.save(tmp_path / "saved")
+    assert named_base(TaskVector.load(tmp_path / "saved").to_adapter(tmp_path / "again")) == "me/base"
+    local.save(tmp_path / "saved-local")  # holds no path of this machine
+    assert named_base(TaskVector.load(tmp_path / "saved-local").to_adapter(tmp_path / "none")) is None
+    given = TaskVector.load(tmp_path / "saved-local").to_adapter(tmp_path / "given", base=pair.base)
+    assert named_base(given) == str(pair.base.resolve())
+
+
+def test_a_live_base_is_not_named(models, tmp_path):
+    pair = models.pair("phi")
     live = [AutoModelForCausalLM.from_pretrained(folder) for folder in (pair.base, pair.tuned)]
-
-    def ask(where, *_):
-        raise AssertionError(f"asked for {where}")
-
-    monkeypatch.setattr("hf_taskvec.application.to_adapter.locate", ask)
-    for number, models_ in enumerate(([pair.base, pair.tuned], live)):
-        vector = TaskVector.from_finetuned(*models_).filter(**matrices).compress(rank=2)
-        assert named_base(vector.to_adapter(tmp_path / f"local{number}")) is None
+    vector = TaskVector.from_finetuned(*live).filter(include="*_proj.weight").compress(rank=2)
+    assert named_base(vector.to_adapter(tmp_path / "adapter")) is None
+    wrapped = get_peft_model(live[0], LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
+    dora = TaskVector.from_adapter(tiny_models.shake(wrapped, 0.1)).compress(rank=4)
+    assert named_base(dora.to_adapter(tmp_path / "dora")) == str(pair.base.resolve())  # as PEFT's own config does
 
 
 def test_a_base_that_was_given_must_be_there(models, hub, tmp_path):
