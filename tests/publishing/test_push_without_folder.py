@@ -124,7 +124,8 @@ def test_the_options_of_each_kind_reach_what_writes_it(hub: HubServer, edited: E
 def test_a_pushed_adapter_names_the_hub_id_of_its_base_and_no_folder(
     hub: HubServer, edited: Edited, base_model: str | None, named: tuple[str | None, str | None]
 ) -> None:
-    push_adapter(edited.vector.compress(rank=2), "me/adapter", dense="drop", base_model=base_model)
+    small = edited.vector.compress(rank=2)
+    push_adapter(small, "me/adapter", base=edited.pair.base, dense="drop", base_model=base_model)
     config = json.loads(hub.files("me/adapter")["adapter_config.json"])
     assert (config["base_model_name_or_path"], config["revision"]) == named
     assert not any(str(edited.pair.base.parent).encode() in content for content in hub.files("me/adapter").values())
