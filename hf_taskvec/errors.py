@@ -78,6 +78,10 @@ class MissingNameError(TaskVectorError, KeyError):
         return visible_lines(str(self.args[0]))
 
 
+class TaskVectorWarning(UserWarning):
+    """Given when something is done that looks like a mistake. The command line shows it as a line."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"`, or an empty string if nothing is close.
 

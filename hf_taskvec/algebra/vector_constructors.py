@@ -44,7 +44,10 @@ class VectorConstructors(LinearExpression):
         token: str | bool | None = None,
         progress: bool | None = None,
     ) -> "TaskVector":
-        """The vector `tuned - base` of a full fine-tune.
+        """The vector `τ = tuned − base` of a full fine-tune: the base comes first.
+
+        The other order gives the negated vector. A warning is given where the base's own files (its record, its config
+        or its card) say that it was made from the fine-tune.
 
         The difference is that of the real numbers, whatever the dtypes: a bf16 base and an fp32 fine-tune give an
         exact fp32 change. Applying it rounds once, to the dtype of the model it is applied to.

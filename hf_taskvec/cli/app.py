@@ -23,6 +23,7 @@ from hf_taskvec.cli.extract import extract_command
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
 from hf_taskvec.cli.sweep import sweep_command
+from hf_taskvec.cli.warning_lines import warnings_as_lines
 from hf_taskvec.errors import TaskVectorError
 
 _HELP = """Task vectors for language models: extract, combine, apply, evaluate, share.
@@ -104,7 +105,8 @@ def run(arguments: list[str] | None = None) -> None:
     if not debug:
         _quieten()
     try:
-        app(args=protect_expression(given), prog_name="taskvec")
+        with warnings_as_lines():
+            app(args=protect_expression(given), prog_name="taskvec")
     except TaskVectorError as error:
         if debug:
             raise

@@ -22,7 +22,9 @@ from hf_taskvec.errors import BadValueError
 def extract_command(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="BASE TUNED | ADAPTER", help="Base and fine-tune (full, or an adapter of it)."),
+        typer.Argument(
+            metavar="BASE TUNED | ADAPTER", help="The base, then the fine-tune (full, or an adapter): τ = tuned − base."
+        ),
     ],
     output: OutputOption,
     name: Annotated[str | None, typer.Option(help="What expressions call the vector.")] = None,
@@ -37,7 +39,7 @@ def extract_command(
     debug: DebugOption = False,
     token: TokenOption = None,
 ) -> None:
-    """Make a task vector: what a fine-tune changed in its base.
+    """Make a task vector: what a fine-tune changed in its base, τ = tuned − base.
 
     taskvec extract microsoft/phi-1_5 me/phi-1_5-hp1 -o hp1
     """

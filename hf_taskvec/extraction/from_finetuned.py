@@ -1,5 +1,6 @@
 """A full fine-tune and its base -> task vector."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,9 +14,11 @@ from hf_taskvec.algebra.sources import RowsOf, Source
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.tiles import tile_rows
-from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
+from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorWarning, UnsupportedError, some
+from hf_taskvec.filenames import MODEL_CARD
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, is_peft_model
+from hf_taskvec.models.lineage import stated_origin
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.progress import progress_bar
 
@@ -38,9 +41,10 @@ def from_finetuned(
     """See `TaskVector.from_finetuned`."""
     if vocabulary not in (None, *_VOCABULARY):
         raise BadValueError(f"vocabulary={vocabulary!r} is not one of {', '.join(map(repr, _VOCABULARY))}.")
-    old = open_model(base, base_revision, token)
-    new = open_model(tuned, tuned_revision, token)
+    old = open_model(base, base_revision, token, [MODEL_CARD])
+    new = open_model(tuned, tuned_revision, token, [MODEL_CARD])
     _check_names(old, new)
+    _warn_if_swapped(old, new)
     _check_constants(old, new)
     _check_changed(old, new)
     is_live = isinstance(base, torch.nn.Module) or isinstance(tuned, torch.nn.Module)
@@ -61,11 +65,14 @@ def from_finetuned(
 
 
 def open_model(
-    model: str | Path | torch.nn.Module, revision: str | None = None, token: str | bool | None = None
+    model: str | Path | torch.nn.Module,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    companions: list[str] | None = None,
 ) -> Checkpoint:
-    """The weights of a Hub id, a folder or a live model, under canonical names."""
+    """The weights of a Hub id, a folder or a live model, under canonical names; see `open_checkpoint`."""
     if isinstance(model, str | Path):
-        return open_checkpoint(model, revision, token)
+        return open_checkpoint(model, revision, token, companions)
     if is_peft_model(model):
         raise UnsupportedError(
             "the model is wrapped by PEFT. Use TaskVector.from_adapter(model) for its adapter, or "
@@ -97,6 +104,18 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
         f"{models} do not have the same parameters ({'; '.join(parts)}). Save the fine-tune again whole, "
         "and with the base's tie_word_embeddings setting."
     )
+
+
+def _warn_if_swapped(base: Checkpoint, tuned: Checkpoint) -> None:
+    """Warn if the base's own files say that it was made from the fine-tune, and not the other way round as well."""
+    evidence = stated_origin(base, tuned)
+    if evidence and not stated_origin(tuned, base):
+        warnings.warn(
+            f"{base.where}, given as the base, was made from {tuned.where}, as its {evidence} says. A task vector is "
+            "τ = tuned − base; if the two were swapped, its sign is wrong: give the base first.",
+            TaskVectorWarning,
+            stacklevel=4,
+        )
 
 
 def _check_constants(base: Checkpoint, tuned: Checkpoint) -> None:

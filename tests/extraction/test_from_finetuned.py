@@ -5,6 +5,7 @@ import math
 import pickle
 import shutil
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.sources import InMemory
-from hf_taskvec.errors import MismatchError
+from hf_taskvec.errors import MismatchError, TaskVectorWarning
 from hf_taskvec.extraction.from_finetuned import from_finetuned
 from hf_taskvec.models.checkpoint import open_checkpoint
 
@@ -326,6 +327,57 @@ def test_training_a_live_model_afterwards_changes_nothing(models: TinyModels) ->
     for vector in (both, mixed):
         assert_gives_tuned(vector, pair)
     assert torch.equal(before, extended.dense("model.embed_tokens.weight"))
+
+
+# Swapped arguments.
+
+
+def note_origin(kind: str, folder: Path, base: Path) -> None:
+    """Let a folder say that it was made from another, as a library or a user would."""
+    config = json.loads((folder / "config.json").read_text())
+    if kind == "training.json":
+        record = {"base": {"name": "base", "fingerprint": open_checkpoint(base).sampled_fingerprint}}
+        (folder / kind).write_text(json.dumps(record))
+    elif kind == "config.json":
+        (folder / kind).write_text(json.dumps({**config, "_name_or_path": str(base.resolve())}))
+    else:
+        (folder / "README.md").write_text("---\nbase_model:\n- me/base\n---\n# A fine-tune\n")
+
+
+@pytest.mark.parametrize("kind", ["training.json", "config.json", "README.md"])
+def test_a_base_that_says_it_is_the_fine_tune_gives_a_warning(
+    kind: str, models: TinyModels, hub: HubServer, tmp_path: Path
+) -> None:
+    whole = models.pair("llama")
+    pair = Pair(shutil.copytree(whole.base, tmp_path / "base"), shutil.copytree(whole.tuned, tmp_path / "tuned"))
+    note_origin(kind, pair.tuned, pair.base)
+    base: Path | str = pair.base
+    tuned: Path | str = pair.tuned
+    if kind == "README.md":
+        for name, folder in (("me/base", pair.base), ("me/tuned", pair.tuned)):
+            hub.add_repo(name, folder)
+        base, tuned = "me/base", "me/tuned"
+    with pytest.warns(TaskVectorWarning, match=rf"as its {kind} says.*τ = tuned − base.*give the base first") as given:
+        swapped = TaskVector.from_finetuned(tuned, base)
+    assert given[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right = TaskVector.from_finetuned(base, tuned)
+        if kind != "README.md":  # both say so: nothing is known
+            note_origin(kind, pair.base, pair.tuned)
+            TaskVector.from_finetuned(tuned, base)
+    assert torch.equal(swapped.dense(swapped_name := next(iter(right))), -right.dense(swapped_name))
+
+
+def test_names_alone_are_no_evidence_of_swapped_models(models: TinyModels, tmp_path: Path) -> None:
+    whole = models.pair("llama")
+    pair = Pair(shutil.copytree(whole.base, tmp_path / "base"), shutil.copytree(whole.tuned, tmp_path / "tuned"))
+    config = json.loads((pair.tuned / "config.json").read_text())
+    (pair.tuned / "config.json").write_text(json.dumps({**config, "_name_or_path": "/elsewhere/base"}))
+    (pair.tuned / "README.md").write_text("---\nbase_model: base\n---\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TaskVector.from_finetuned(pair.tuned, pair.base)
 
 
 # Bad input: what, which parameter, what to do.
