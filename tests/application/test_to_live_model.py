@@ -34,7 +34,7 @@ def test_models_that_do_not_fit_are_refused(models):
 def test_fused_experts_are_refused_with_the_way_out(models, architecture):
     pair = models.pair(architecture)
     model = AutoModelForCausalLM.from_pretrained(pair.base)
-    with pytest.raises(UnsupportedError, match=r"experts fused.*vector.apply"):
+    with pytest.raises(UnsupportedError, match=r"splits or joins.*vector.apply"):
         pair.vector().edit(model)
     with pair.vector().filter(include="*self_attn*").applied_to(model):
         pass

@@ -152,7 +152,7 @@ def test_weights_that_the_last_step_ruins_are_not_saved(base: Path, blocks: data
 def test_experts_that_lora_cannot_adapt_are_refused(
     models: TinyModels, blocks: datasets.Dataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=r"mixture of experts.*Name other layers as targets"):
+    with pytest.raises(UnsupportedError, match=r"fused experts.*Name other layers as targets"):
         finetune(models.pair("mixtral").base, blocks, LORA, tmp_path / "out")
 
 
