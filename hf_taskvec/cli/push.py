@@ -1,5 +1,6 @@
 """`taskvec push`: what was written, to the Hub."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,9 @@ def push_command(
     base_model: BaseModelOption = None,
     dataset: DatasetsOption = None,
     purpose: PurposeOption = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", metavar="FILE", help="Another file of FOLDER to push as well.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     revision: Annotated[str | None, typer.Option(help="The branch; made if it does not exist.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
@@ -41,7 +45,8 @@ def push_command(
     taskvec push forgot me/forgot
 
     Weights, card and report go together. FOLDER/README.md is the card; without one it is made.
-    Nothing is sent that holds a token or a local path.
+    What is no part of a model, an adapter or a vector is left out. Nothing is sent that holds a token,
+    a key or a local path.
     """
     from hf_taskvec.publishing.push import push_folder
     from hf_taskvec.publishing.pushed_files import files_to_push
@@ -49,31 +54,40 @@ def push_command(
 
     datasets = dataset or []
     if dry_run:
-        files = files_to_push(
+        sent = files_to_push(
             open_artifact(folder),
             repo_id,
             report=report,
             base_model=base_model,
             datasets=datasets,
             purpose=purpose,
+            include=include or (),
             token=token,
         )
-        sizes = {name: c.stat().st_size if isinstance(c, Path) else len(c) for name, c in files.items()}
+        sizes = {name: c.stat().st_size if isinstance(c, Path) else len(c) for name, c in sent.files.items()}
         writes = {f"{repo_id}: {name}": nbytes for name, nbytes in sizes.items()}
-        return DryRun({str(folder): sum(sizes.values())}, dict(writes), 50_000_000).result(None).show(json)
-    pushed = push_folder(
-        folder,
-        repo_id,
-        report=report,
-        base_model=base_model,
-        datasets=datasets,
-        purpose=purpose,
-        private=private or None,
-        revision=revision,
-        create_pr=create_pr,
-        commit_message=message,
-        token=token,
-    )
+        notes = [_left_out(name) for name in sent.left_out]
+        return DryRun({str(folder): sum(sizes.values())}, dict(writes), 50_000_000, notes).result(None).show(json)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "left out of the push")  # told below
+        pushed = push_folder(
+            folder,
+            repo_id,
+            report=report,
+            base_model=base_model,
+            datasets=datasets,
+            purpose=purpose,
+            include=include or (),
+            private=private or None,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=message,
+            token=token,
+        )
     told = (pushed.pull_request or pushed.url) if pushed.changed else "unchanged, no commit made"
-    CommandResult({**vars(pushed)}, [f"{repo_id}: {told}"]).show(json)
+    CommandResult({**vars(pushed)}, [*map(_left_out, pushed.left_out), f"{repo_id}: {told}"]).show(json)
     return None
+
+
+def _left_out(name: str) -> str:
+    return f"{name}: left out, since it is no part of what is pushed; --include {name} pushes it"

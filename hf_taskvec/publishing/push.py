@@ -4,12 +4,13 @@ Whatever is pushed lies in a folder first, so no model is ever in memory; files 
 that the Hub has already is not sent again, and a push that changes nothing makes no commit.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, some
 from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.progress import library_bars
 from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch
@@ -43,6 +44,8 @@ class Pushed:
             `False` if the Hub had it all: then `commit` is the one that was there.
         pull_request (`str`, *optional*):
             The page of the pull request, with `create_pr=True`.
+        left_out (`tuple[str, ...]`, *optional*):
+            Files of the folder that are no part of what was pushed.
     """
 
     repo_id: str
@@ -50,6 +53,7 @@ class Pushed:
     url: str
     changed: bool
     pull_request: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def check_repository(repo_id: str) -> None:
@@ -71,6 +75,7 @@ def push_folder(
     base_model: str | None = None,
     datasets: Sequence[str] = (),
     purpose: str | None = None,
+    include: Sequence[str] = (),
     private: bool | None = None,
     revision: str | None = None,
     create_pr: bool = False,
@@ -82,11 +87,12 @@ def push_folder(
     """Push a folder that `apply`, `to_adapter` or `save` wrote: all of it in one commit, or nothing.
 
     The folder's README.md is its card; without one a card is made. It is checked before anything is sent, and so are
-    the other files that a person can read: no token and no path of this machine is published.
+    are all other files: no token, no key and no path of this machine is published, and no link is followed.
 
     Args:
         folder (`str` or `Path`):
-            What to push. Hidden files, unfinished outputs and a sweep's store are left out.
+            What to push. Hidden files and a sweep's store are left out, and so is what is no part of a model, an
+            adapter or a vector, with a warning that names it.
         repo_id (`str`):
             `"me/model"`; made if it does not exist.
         report (`UnlearningReport`, `str` or `Path`, *optional*):
@@ -98,6 +104,8 @@ def push_folder(
             Hub ids of the data sets, for the card.
         purpose (`str`, *optional*):
             Why the edit was made, in a sentence, for the card.
+        include (`Sequence[str]`, *optional*):
+            Names or patterns of other files in the folder to push as well, e.g. `["recipe.yaml"]`.
         private (`bool`, *optional*):
             Make a new repository private. A public one is refused then, not pushed to.
         revision (`str`, *optional*):
@@ -133,14 +141,30 @@ def push_folder(
 
     check_repository(repo_id)
     artifact = open_artifact(folder)
-    files = files_to_push(
-        artifact, repo_id, report=report, base_model=base_model, datasets=datasets, purpose=purpose, token=token
+    sent = files_to_push(
+        artifact,
+        repo_id,
+        report=report,
+        base_model=base_model,
+        datasets=datasets,
+        purpose=purpose,
+        include=include,
+        token=token,
     )
+    if sent.left_out:
+        warnings.warn(
+            f"left out of the push, since they are no part of {_WORDS[artifact.kind]}: {some(sent.left_out, 10)}. "
+            "include=[...] pushes them, too.",
+            stacklevel=2,
+        )
     api = HfApi(token=token)
     message = commit_message or f"Push {_WORDS[artifact.kind]}: {artifact.provenance.expression}"[:72]
     with errors_in_words(repo_id), library_bars(progress, utils):
         head = open_branch(api, repo_id, private, revision)
-        operations: list[Any] = [*additions(files), *deletions(_WEIGHTS[artifact.kind], files, head.files)]
+        operations: list[Any] = [
+            *additions(sent.files),
+            *deletions(_WEIGHTS[artifact.kind], sent.files, head.files),
+        ]
         done = api.create_commit(
             repo_id,
             operations,
@@ -150,4 +174,4 @@ def push_folder(
             create_pr=create_pr,
             parent_commit=head.sha,  # what is stale or unchanged was decided by looking at this one
         )
-    return Pushed(repo_id, done.oid, str(done.commit_url), done.oid != head.sha, done.pr_url)
+    return Pushed(repo_id, done.oid, str(done.commit_url), done.oid != head.sha, done.pr_url, sent.left_out)

@@ -1,17 +1,25 @@
-"""What a push sends: a folder's files with their card and report, checked for tokens and paths of this machine."""
+"""What a push sends: the files of a model, an adapter or a vector, with their card and report, all of them checked.
+
+A folder may hold other things as well, and nobody asked to have those published: they are left out, and named. No link
+is followed, and nothing leaves that holds a token, a key or a path of this machine.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_taskvec import filenames
-from hf_taskvec.errors import LeakError
+from hf_taskvec.errors import LeakError, MissingFileError
 from hf_taskvec.hub_names import may_be_hub_id, split_revision
 from hf_taskvec.json_files import read_json
+from hf_taskvec.models.companions import companion_files
+from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.publishing.card_evaluation import find_report, published_report
 from hf_taskvec.publishing.model_card import card_for, check_card
-from hf_taskvec.publishing.privacy import check_secrets, check_text
+from hf_taskvec.publishing.privacy import check_file, check_secrets, check_text
 from hf_taskvec.publishing.written_folder import Artifact
 
 if TYPE_CHECKING:
@@ -20,9 +28,29 @@ if TYPE_CHECKING:
 # Where transformers and PEFT note the path that something was loaded from.
 _ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
 _NOTED_IN = (filenames.CONFIG, "tokenizer_config.json", filenames.ADAPTER_CONFIG, "generation_config.json")
-_READABLE = {".json", ".md", ".txt", ".yaml", ".yml", ".toml", ".cfg", ".py", ".csv", ".jinja", ".svg", ".html"}
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")  # pieces of any text, none of them ours
-_LARGEST_READ = 5_000_000
+# What `apply`, `to_adapter` and `save` write themselves; the rest of a model is what transformers knows by its name.
+_OWN: dict[ContentKind, tuple[str, ...]] = {
+    "model": ("model*.safetensors", filenames.WEIGHTS_INDEX, filenames.MODEL_RECORD),
+    "adapter": (filenames.ADAPTER_SAFETENSORS, filenames.ADAPTER_CONFIG, filenames.ADAPTER_RECORD),
+    "vector": ("taskvec*.safetensors", filenames.VECTOR_RECORD),
+}
+_BESIDE = (filenames.MODEL_CARD, filenames.COMMAND_RECORD)
+
+
+@dataclass(frozen=True)
+class FilesToPush:
+    """What a push sends, and what of the folder it does not.
+
+    Args:
+        files (`Mapping[str, Path | bytes]`):
+            For each path in the repository a file or its content.
+        left_out (`tuple[str, ...]`, *optional*):
+            Files of the folder that are no part of a model, an adapter or a vector.
+    """
+
+    files: Mapping[str, Path | bytes]
+    left_out: tuple[str, ...] = ()
 
 
 def files_to_push(
@@ -33,18 +61,13 @@ def files_to_push(
     base_model: str | None = None,
     datasets: Sequence[str] = (),
     purpose: str | None = None,
+    include: Sequence[str] = (),
     token: str | bool | None = None,
-) -> dict[str, Path | bytes]:
-    """Path in the repository -> a file or its content: all that `push_folder` would push, checked; nothing is sent."""
+) -> FilesToPush:
+    """All that `push_folder` would push, checked; nothing is sent."""
     _check_portable(artifact)
     found = find_report(artifact, report)
-    files: dict[str, Path | bytes] = {}
-    for path in sorted(artifact.folder.rglob("*")):
-        below = path.relative_to(artifact.folder)
-        if path.is_file() and not any(part.startswith(".") or part == "store" for part in below.parts):
-            files[below.as_posix()] = path
-    for name in [name for name in files if name.split("/")[0] == filenames.REPORT_FOLDER]:
-        del files[name]  # published anew, without texts
+    files, left_out = _chosen(artifact, include)
     if found is not None:
         files |= {f"{filenames.REPORT_FOLDER}/{name}": content for name, content in published_report(found).items()}
     if filenames.MODEL_CARD in files:
@@ -66,8 +89,43 @@ def files_to_push(
             files[name] = _without_paths(artifact.folder / name, base_model)
     if filenames.COMMAND_RECORD in files and not _is_clean(artifact.folder / filenames.COMMAND_RECORD):
         del files[filenames.COMMAND_RECORD]
-    _check_readable(files)
-    return files
+    _check_content(files)
+    return FilesToPush(files, left_out)
+
+
+def _chosen(artifact: Artifact, include: Sequence[str]) -> tuple[dict[str, Path | bytes], tuple[str, ...]]:
+    """The folder's files that belong to what it holds, or that were asked for; and the names of the others."""
+    folder = artifact.folder
+    belonging = {path.relative_to(folder).as_posix() for path in companion_files(folder)}
+    patterns = (*_OWN[artifact.kind], *_BESIDE, *include)
+    files: dict[str, Path | bytes] = {}
+    left_out, unused = [], set(include)
+    for path in _below(folder):
+        name = path.relative_to(folder).as_posix()
+        unused -= {pattern for pattern in unused if fnmatch(name, pattern)}
+        if name not in belonging and not any(fnmatch(name, pattern) for pattern in patterns):
+            left_out.append(name)
+        elif path.is_symlink():
+            raise LeakError(
+                f"{name} in {folder.name} is a link, and a push follows none: what it leads to may be private. Put the "
+                "file itself there, or remove the link."
+            )
+        else:
+            files[name] = path
+    if unused:
+        raise MissingFileError(f"{folder.name} has no file that include={sorted(unused)[0]!r} names.")
+    return files, tuple(left_out)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Files and links below a folder. Hidden ones, the report, which is published anew, and a sweep's store are not."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in (filenames.REPORT_FOLDER, "store"):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _below(path)
+        else:
+            yield path
 
 
 def _check_portable(artifact: Artifact) -> None:
@@ -108,11 +166,9 @@ def _is_clean(path: Path) -> bool:
     return True
 
 
-def _check_readable(files: Mapping[str, Path | bytes]) -> None:
+def _check_content(files: Mapping[str, Path | bytes]) -> None:
     for name, content in files.items():
-        if Path(name).suffix not in _READABLE or name.rsplit("/", 1)[-1] in _VOCABULARIES:
-            continue
-        if isinstance(content, Path) and content.stat().st_size > _LARGEST_READ:
-            continue
-        data = content.read_bytes() if isinstance(content, Path) else content
-        check_secrets(data.decode("utf-8", "replace"), name)
+        if isinstance(content, Path):
+            check_file(content, name, is_vocabulary=content.name in _VOCABULARIES)
+        else:
+            check_secrets(content.decode("utf-8", "replace"), name)

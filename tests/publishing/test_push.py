@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -238,13 +239,87 @@ def test_a_secret_in_a_file_stops_the_push(hub: HubServer, edited: Edited, tmp_p
     out = edited.vector.apply(edited.pair.base, tmp_path / "out")
     (out / "recipe.yaml").write_text("token: hf_" + "x" * 30)
     with pytest.raises(LeakError, match=r"recipe\.yaml holds a token"):
-        push_folder(out, REPO)
+        push_folder(out, REPO, include=["recipe.yaml"])
     (out / "recipe.yaml").write_text(f"token: {os.environ['HF_TOKEN']}")
     with pytest.raises(LeakError, match=r"recipe\.yaml holds a token"):
-        push_folder(out, REPO)
+        push_folder(out, REPO, include=["*.yaml"])
     (out / "recipe.yaml").write_text("scale: -0.6")
-    push_folder(out, REPO)
+    push_folder(out, REPO, include=["recipe.yaml"])
     assert hub.files(REPO)["recipe.yaml"] == b"scale: -0.6"
+
+
+# Made up here, so that no scanner of this repository finds a token in it.
+SECRETS = {
+    "private key": "-----BEGIN " + "OPENSSH PRIVATE KEY-----\nabc\n",
+    "encrypted key": "-----BEGIN " + "ENCRYPTED PRIVATE KEY-----\nabc\n",
+    "Slack": "xoxb-" + "123456789012-123456789012-" + "a1B2" * 6,
+    "Google": "AIza" + "Sy0" * 11 + "ab",
+    "GitLab": "glpat-" + "a1B2" * 5,
+    "npm": "//registry.npmjs.org/:_authToken=npm_" + "a1B2" * 9,
+    "Weights & Biases": "WANDB_API_KEY=" + "0123456789" * 4,
+    "a database": "DATABASE_URL=postgres://me:" + "hunter2hunter2@db.example/x",
+    "Stripe": "sk_live_" + "a1B2" * 6,
+    "AWS": "aws_secret_access_key = '" + "a1B2+" * 8 + "'",
+    "a service account": json.dumps(
+        {"type": "service_account", "private_key_id": "x", "client_secret": "a1B2c3D4" * 3}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_every_kind_of_secret_stops_the_push(hub: HubServer, merged: Path, tmp_path: Path, kind: str) -> None:
+    """In a config, in a vocabulary, in a binary file, in UTF-16, and behind megabytes of something else."""
+    secret = SECRETS[kind]
+    for number, (name, content) in enumerate(
+        {
+            "chat_template.jinja": secret.encode(),
+            "tokenizer.model": b"\x00\xff\x00" * 100 + b"\n" + secret.encode() + b"\n\x00\xff",
+            "LICENSE": b"words and words\n" * 400_000 + secret.encode(),
+            "NOTICE": secret.encode("utf-16"),
+            "keys": secret.encode(),
+        }.items()
+    ):
+        out = Path(shutil.copytree(merged, tmp_path / str(number)))
+        (out / name).write_bytes(content)
+        with pytest.raises(LeakError, match=f"{name} holds a token") as error:
+            push_folder(out, REPO, include=["keys"] if name == "keys" else [])
+        assert secret.strip()[-12:] not in str(error.value)
+    assert hub.count("POST") == 0
+
+
+def test_what_is_no_part_of_the_model_is_left_out_and_named(hub: HubServer, merged: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(merged, tmp_path / "out"))
+    (out / "notes.txt").write_text("mine")
+    (out / "id_rsa").write_text(SECRETS["private key"])
+    (out / "deep").mkdir()
+    (out / "deep" / "credentials.json").write_text(SECRETS["a service account"])
+    with pytest.warns(UserWarning, match=r"left out.*deep/credentials\.json, id_rsa, notes\.txt"):
+        pushed = push_folder(out, REPO)
+    assert pushed.left_out == ("deep/credentials.json", "id_rsa", "notes.txt")
+    assert not {"notes.txt", "id_rsa", "deep/credentials.json"} & set(hub.files(REPO))
+    with pytest.warns(UserWarning, match="left out"):
+        push_folder(out, REPO, include=["notes.txt"])
+    assert hub.files(REPO)["notes.txt"] == b"mine"
+    with pytest.raises(MissingFileError, match=r"no file that include='other\.txt' names"):
+        push_folder(out, REPO, include=["other.txt"])
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/x.jinja", "README.md"])
+def test_no_link_is_followed(hub: HubServer, merged: Path, tmp_path: Path, name: str) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "x.jinja").write_text("mine alone")
+    out = Path(shutil.copytree(merged, tmp_path / "out"))
+    if "/" in name:
+        (out / "additional_chat_templates").symlink_to(private)
+        with pytest.warns(UserWarning, match="left out of the push.*additional_chat_templates"):
+            push_folder(out, REPO)
+        assert not [file for file in hub.files(REPO) if "jinja" in file]
+        return
+    (out / name).symlink_to(private / "x.jinja")
+    with pytest.raises(LeakError, match=f"{name} in out is a link"):
+        push_folder(out, REPO)
+    assert hub.count("POST") == 0
 
 
 # Progress
