@@ -13,19 +13,18 @@ linearity, the vectors' alignment with the gradient, and the loss landscape. Eve
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_taskvec import TaskVectorError
 from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.analysis import report_sections as sections
 from hf_taskvec.analysis.markdown_report import MarkdownReport
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.errors import BadValueError, MissingFileError
+from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.hub_names import split_revision
 from hf_taskvec.models.checkpoint import open_checkpoint
@@ -139,7 +138,4 @@ def read_texts(options: argparse.Namespace, names: Sequence[str], config: Any) -
 
 
 if __name__ == "__main__":
-    try:
-        print(f"Saved: {main()}")
-    except TaskVectorError as error:
-        sys.exit(f"error: {error}")
+    run_recipe(lambda: print(f"Saved: {main()}"))

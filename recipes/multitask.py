@@ -21,13 +21,12 @@ processes read them for the last merge: it must be on a disk that all of them se
 interrupted run goes on after its last one.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
 
-from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec import TaskVector
 from hf_taskvec.distributed import processes
 from hf_taskvec.experiments.book_reading import training_blocks
 from hf_taskvec.experiments.config_options import parse_config
@@ -37,6 +36,7 @@ from hf_taskvec.experiments.multitask.multitask_inputs import prepare_multitask
 from hf_taskvec.experiments.multitask.result_plots import save_plots
 from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.task_scores import merged_model_scores, single_task_scores, task_scores
+from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.experiments.results_folder import open_results_folder
 from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 from hf_taskvec.models.loading import load_for_evaluation
@@ -108,7 +108,4 @@ def main(arguments: list[str] | None = None) -> MultitaskResults:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TaskVectorError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_recipe(main)

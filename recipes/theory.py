@@ -24,6 +24,7 @@ from laboratory import decay, figures, gradients, linearity, transformer
 from laboratory.claims import Claim, markdown
 
 from hf_taskvec import atomic
+from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.figures import render
 
 EXPERIMENTS = {
@@ -68,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -19,17 +19,17 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers.utils import logging
 
-from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec import TaskVector
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.experiments.config_options import parse_config
+from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 from hf_taskvec.experiments.unlearning.book_similarity import compare_books
@@ -176,7 +176,4 @@ def push(folder: Path, repository: str, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TaskVectorError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_recipe(main)

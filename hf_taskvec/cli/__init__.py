@@ -10,12 +10,17 @@ they have in common:
 - `dry_run`: what a command would read and write.
 - `outputs`: checking a folder before it is written, and telling what was written.
 - `command_record`: the command itself, stored beside its output.
-- `measuring`: what `eval` and `sweep` share.
+- `evaluation_options`: what `eval` and `sweep` share.
+- `option_words`: the library's advice in the words of the command line.
 """
+
+import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; the process ends with one of the documented exit codes."""
-    from hf_taskvec.cli.app import run
-
+    try:
+        from hf_taskvec.cli.app import run
+    except KeyboardInterrupt:  # importing takes a moment
+        sys.exit(130)
     run(arguments)

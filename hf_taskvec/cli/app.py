@@ -1,6 +1,5 @@
 """The application: all commands under their names, and what happens to errors."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -20,12 +19,15 @@ from hf_taskvec.cli.compare import compare_command
 from hf_taskvec.cli.compress import compress_command
 from hf_taskvec.cli.evaluate import evaluate_command
 from hf_taskvec.cli.extract import extract_command
+from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
 from hf_taskvec.cli.sweep import sweep_command
 from hf_taskvec.cli.warning_lines import warnings_as_lines
 from hf_taskvec.errors import TaskVectorError
+from hf_taskvec.escaping import json_text, readable_in_any_encoding, visible_lines
 
+STOPPED = "interrupted. Run the same command to go on: what was finished is kept where a run can be resumed."
 _HELP = """Task vectors for language models: extract, combine, apply, evaluate, share.
 
 Models, vectors, adapters: folders or Hub ids (me/model, me/model@revision).
@@ -71,7 +73,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo("taskvec: interrupted. Finished parts are kept where a run can be resumed.", err=True)
+            typer.echo(f"taskvec: {STOPPED}", err=True)
             sys.exit(130)
 
     return run_command
@@ -99,6 +101,7 @@ def _root(
 
 def run(arguments: list[str] | None = None) -> None:
     """Run a command; the process ends with one of the documented exit codes."""
+    readable_in_any_encoding()
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
     running.arguments = given
@@ -110,13 +113,18 @@ def run(arguments: list[str] | None = None) -> None:
     except TaskVectorError as error:
         if debug:
             raise
-        _fail(str(error), 1, given)
+        _fail(in_cli_words(str(error), _command_of(given)), 1, given)
     except Exception as error:
         if debug:
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         _fail(f"{reason} (run it again with --debug for the traceback)", 1, given)
+
+
+def _command_of(arguments: list[str]) -> Callable[..., None] | None:
+    named = {name: command for commands in _COMMANDS.values() for name, command in commands.items()}
+    return next((named[each] for each in arguments if each in named), None)
 
 
 def _quieten() -> None:
@@ -133,8 +141,8 @@ def _fail(reason: str, code: int, arguments: list[str]) -> NoReturn:
 
     for token in tokens_in(arguments):
         reason = reason.replace(token, "***")
-    reason = without_secrets(reason)
+    reason = visible_lines(without_secrets(reason))
     if "--json" in arguments:
-        typer.echo(json.dumps({"error": reason}, ensure_ascii=False))
+        typer.echo(json_text({"error": reason}, indent=None))
     typer.echo(f"taskvec: {reason}", err=True)
     sys.exit(code)

@@ -7,7 +7,7 @@ import typer
 
 from hf_taskvec.cli.arguments import DebugOption, JsonOption, TokenOption, load_vector, named_paths
 from hf_taskvec.cli.command_record import record_command
-from hf_taskvec.cli.results import CommandResult, layer_title, text_table
+from hf_taskvec.cli.results import CommandResult, TextTable, layer_title
 from hf_taskvec.errors import BadValueError
 
 
@@ -34,7 +34,7 @@ def compare_command(
     names = cosines.names
     values: dict[str, Any] = {"names": names, "cosines": cosines.total, "norms": cosines.norms}
     rows = [(name, *(f"{value:+.4f}" for value in row)) for name, row in zip(names, cosines.total, strict=True)]
-    lines = [text_table("Cosines", ["", *names], rows)]
+    lines: list[str | TextTable] = [TextTable("Cosines", ["", *names], rows)]
     if len(names) == 2:
         layers = {layer_title(layer): matrix[0][1] for layer, matrix in cosines.by_layer.items()}
         parameters = {name: matrix[0][1] for name, matrix in cosines.by_parameter.items()}
@@ -43,7 +43,7 @@ def compare_command(
             {name: value for name, value in each.items() if value == value} for each in (layers, parameters)
         )
         shown = [(layer, f"{value:+.4f}") for layer, value in values["layers"].items()]
-        lines += ["", text_table("Cosine of each layer", ["layer", "cosine"], shown)]
+        lines += ["", TextTable("Cosine of each layer", ["layer", "cosine"], shown)]
     if plot is not None:
         cosines.plot(plot, "parts" if len(names) == 2 else "total")
         record_command(plot)

@@ -8,7 +8,7 @@ import typer
 
 from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.dry_run import DryRun, weights_size
-from hf_taskvec.cli.results import CommandResult, text_table
+from hf_taskvec.cli.results import CommandResult, TextTable
 from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -117,7 +117,10 @@ def show_report(report: "UnlearningReport", output: Path, as_json: bool) -> None
             if here:
                 cells = [f"{here[scale].value:.3f}" for scale in report.scales]
                 rows.append((f"{book.name} ({book.role}, {split.replace('_', ' ')})", *cells))
-    lines = [text_table("Rouge-L", ["book", *(f"λ={scale:g}" for scale in report.scales)], rows), ""]
+    lines: list[str | TextTable] = [
+        TextTable("Rouge-L", ["book", *(f"λ={scale:g}" for scale in report.scales)], rows),
+        "",
+    ]
     if choice is not None:
         lines.append(choice.reason)
     lines.append(f"{output}: report.json, report.md and plots, with intervals and all other measures")

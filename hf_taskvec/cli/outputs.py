@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import filenames
 from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.results import CommandResult
-from hf_taskvec.errors import OutputError
 from hf_taskvec.sizes import file_size
 
 if TYPE_CHECKING:
@@ -15,13 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_output(output: Path, marker: str, overwrite: bool) -> None:
-    """The library's own check, before any long work; its advice is worded for the command line."""
+    """The library's own check, before any long work."""
     from hf_taskvec.files.output_folder import check_replaceable
 
-    try:
-        check_replaceable(output, marker, overwrite)
-    except OutputError as error:
-        raise OutputError(str(error).replace("overwrite=True", "--overwrite")) from None
+    check_replaceable(output, marker, overwrite)
 
 
 def save_and_report(

@@ -1,12 +1,46 @@
 """A command's answer: text and tables for people, or JSON for scripts."""
 
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import typer
+
+from hf_taskvec.escaping import json_text, visible, visible_lines
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of an answer, drawn by rich: as wide as the terminal, or 100 columns without one.
+
+    Args:
+        title (`str`):
+            The line above it.
+        columns (`Sequence[str]`):
+            Their heads.
+        rows (`Sequence[Sequence[object]]`):
+            The cells.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table(show_edge=False, pad_edge=False)
+        for number, column in enumerate(self.columns):
+            drawn.add_column(Text(visible(column)), justify="left" if number == 0 else "right", overflow="fold")
+        for row in self.rows:
+            drawn.add_row(*(Text(visible(str(cell))) for cell in row))
+        console = Console(width=None if sys.stdout.isatty() else 100)
+        with console.capture() as captured:
+            console.print(drawn)
+        return "\n".join([self.title, *(line.rstrip() for line in captured.get().rstrip().splitlines())])
 
 
 @dataclass
@@ -16,37 +50,21 @@ class CommandResult:
     Args:
         values (`dict[str, Any]`):
             For scripts: printed as JSON.
-        lines (`list[str]`):
+        lines (`Sequence[str | TextTable]`):
             For people: printed one after another; a table is one of them.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
+    lines: Sequence[str | TextTable] = ()
 
     def show(self, as_json: bool) -> None:
         """Print the values as JSON, or the lines."""
         if as_json:
-            typer.echo(json.dumps(self.values, ensure_ascii=False, indent=1))
+            typer.echo(json_text(self.values))
             return
         for line in self.lines:
-            typer.echo(line)
-
-
-def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as text, drawn by rich; it is as wide as the terminal, or 100 columns without one."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(show_edge=False, pad_edge=False)
-    for number, column in enumerate(columns):
-        drawn.add_column(Text(column), justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    with console.capture() as captured:
-        console.print(drawn)
-    return "\n".join([title, *(line.rstrip() for line in captured.get().rstrip().splitlines())])
+            # A table has the codes of its style, and has made its cells' texts visible itself.
+            typer.echo(visible_lines(line) if isinstance(line, str) else str(line))
 
 
 def largest_first(mapping: Mapping[str, float], most: int) -> list[tuple[str, float]]:

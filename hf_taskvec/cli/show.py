@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hf_taskvec.cli.arguments import DebugOption, JsonOption, TokenOption, VectorArgument, load_vector
-from hf_taskvec.cli.results import CommandResult, largest_first, layer_title, text_table
+from hf_taskvec.cli.results import CommandResult, TextTable, largest_first, layer_title
 
 
 def show_command(
@@ -47,14 +47,14 @@ def show_command(
         )
         for each in largest
     ]
-    lines = [*repr(found).splitlines(), f"  norm {total:.6g}"]
+    lines: list[str | TextTable] = [*repr(found).splitlines(), f"  norm {total:.6g}"]
     if rows:
-        lines += ["", text_table("Largest changes", ["parameter", "shape", "rank", "norm", "of ‖τ‖²"], rows)]
+        lines += ["", TextTable("Largest changes", ["parameter", "shape", "rank", "norm", "of ‖τ‖²"], rows)]
     shares = [
         (layer, f"{v:.4g}", f"{(v / total) ** 2:.1%}") for layer, v in largest_first(layers, max(top, 1)) if total
     ]
     if rows and len(layers) > 1:
-        lines += ["", text_table("Largest layers", ["layer", "norm", "of ‖τ‖²"], shares)]
+        lines += ["", TextTable("Largest layers", ["layer", "norm", "of ‖τ‖²"], shares)]
     CommandResult(values, lines).show(json)
 
 
