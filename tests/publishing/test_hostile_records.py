@@ -11,6 +11,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from support.edited_model import Edited
 
 from hf_taskvec import TaskVector, combine
 from hf_taskvec.cli import main
-from hf_taskvec.errors import TaskVectorError
+from hf_taskvec.errors import BadValueError, CorruptFileError, TaskVectorError
+from hf_taskvec.evaluation import UnlearningReport
 from hf_taskvec.files.vector_schema import checksum
 from hf_taskvec.publishing.model_card import card_for
 from hf_taskvec.publishing.written_folder import open_artifact
@@ -221,3 +223,138 @@ def test_nothing_but_what_can_be_seen_reaches_the_terminal(
                 main([str(each) for each in arguments])
             out, err = capsys.readouterr()
             assert visible(out) and visible(err), arguments
+
+
+# Merged models and adapters
+
+
+@pytest.fixture(scope="module")
+def written(edited: Edited, saved: Path) -> dict[str, Path]:
+    """A merged model and an adapter, by their records, with their weights left out: a card reads none."""
+    vector = TaskVector.load(saved)
+    small = edited.vector.filter(include="*proj*").compress(rank=1)
+    return {
+        "taskvec_apply.json": vector.apply(edited.pair.base, saved.parent / "model", scale=-0.5),
+        "taskvec_adapter.json": small.to_adapter(saved.parent / "adapter", base=edited.pair.base, scale=-1),
+    }
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_of_a_models_or_an_adapters_record_becomes_more_than_a_text(
+    written: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    for file, folder in written.items():
+        innocent = card_for(open_artifact(folder), repo_id="me/x")
+        record = json.loads((folder / file).read_text())
+        copy = tmp_path / folder.name
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+        for path in fields(record):
+            (copy / file).write_text(json.dumps(planted(record, path, HOSTILE[name])))
+            try:
+                artifact = open_artifact(copy)
+                card = card_for(artifact, repo_id="me/x")
+            except TaskVectorError as error:
+                assert visible(str(error)) and len(str(error)) < 2000
+                continue
+            assert_harmless(card, innocent)
+            assert_safe_code(card, {origin.label for origin in artifact.provenance.origins})
+
+
+def test_a_command_that_is_none_of_ours_is_not_shown(written: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written["taskvec_apply.json"], tmp_path / "model"))
+    for commands in (
+        [["rm", "-rf", "x"]],
+        [["taskvec", "apply\n```\n# heading"]],
+        [["taskvec", "\x1b]0;x\x07"]],
+        [["taskvec", 3]],
+        "taskvec",
+        [[]],
+    ):
+        (folder / "taskvec-command.json").write_text(json.dumps({"commands": commands}))
+        assert "Written by:" not in card_for(open_artifact(folder), repo_id="me/x"), commands
+    (folder / "taskvec-command.json").write_text(json.dumps({"commands": [["taskvec", "apply", "a; rm -rf x", ""]]}))
+    assert "taskvec apply 'a; rm -rf x' ''" in card_for(open_artifact(folder), repo_id="me/x")
+
+
+# Reports
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_of_a_report_becomes_more_than_a_text(edited: Edited, written: dict[str, Path], name: str) -> None:
+    artifact = open_artifact(edited.vector.apply(edited.pair.base, edited.folder / f"m{abs(hash(name))}", scale=-0.5))
+    plain = replace(edited.report, passages=())
+    record = json.loads(plain.to_json())
+    places = [path for path in fields(record) if path[0] in ("choice", "versions", "settings", "model", "references")]
+    places += [("metrics", 0, "definition"), ("protocol", "name")]
+    texts = [json.dumps(planted(record, path, HOSTILE[name])) for path in places]
+    # A book's name stands in many places.
+    texts.append(json.dumps(record).replace(json.dumps("lamps"), json.dumps(HOSTILE[name])))
+    shown = 0
+    for text in texts:
+        try:
+            report = UnlearningReport.from_dict(json.loads(text))
+            card = card_for(artifact, repo_id="me/x", report=report)
+        except TaskVectorError as error:
+            assert visible(str(error))
+            continue
+        shown += 1
+        assert_harmless(report.to_markdown(), plain.to_markdown())
+        assert_harmless(card, card_for(artifact, repo_id="me/x", report=plain))
+        assert_harmless_html(report._repr_html_())
+    assert shown > 3
+    figures = UnlearningReport.from_dict(json.loads(texts[-1])).figures() if name in ("formula", "pipes") else {}
+    for figure in figures.values():
+        figure.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("books", 0, "role"), "<script>"),
+        (("books", 0, "name"), 3),
+        (("scales",), "0"),
+        (("metrics", 0, "name"), "unknown"),
+        (("choice", "scale"), "0"),
+        (("settings", "level"), True),
+        (("scores",), {}),
+        (("versions",), []),
+    ],
+)
+def test_a_report_with_a_value_of_another_type_is_refused(edited: Edited, path: tuple[Any, ...], value: Any) -> None:
+    record = json.loads(replace(edited.report, passages=()).to_json())
+    with pytest.raises(CorruptFileError):
+        UnlearningReport.from_dict(planted(record, path, value))
+
+
+# Vectors of ours
+
+
+def test_a_vector_cannot_be_given_a_name_that_is_no_variables(edited: Edited) -> None:
+    for name in ("epoch-1", "a b", "", "1", "lambda", "combine", "a`", "\x1b"):
+        with pytest.raises(BadValueError, match="cannot name a vector"):
+            TaskVector.from_finetuned(edited.pair.base, edited.pair.tuned, name=name)
+        with pytest.raises(BadValueError, match="cannot name a vector"):
+            edited.vector.named(name)
+
+
+def test_a_vector_that_was_once_called_otherwise_is_read_under_a_similar_name(saved: Path, tmp_path: Path) -> None:
+    """As training called them, `epoch-1`, before names were checked."""
+    changed = json.loads((saved / "taskvec.json").read_text())
+    renamed = re.sub(r"\ba\b(?=[,)\"])", "epoch-1", json.dumps(changed["provenance"]))
+    changed["provenance"] = json.loads(renamed)
+    assert "epoch-1" in json.dumps(changed["provenance"]["weights"])
+    changed["checksum"] = checksum(changed)
+    shutil.copytree(saved, tmp_path / "old")
+    (tmp_path / "old" / "taskvec.json").write_text(json.dumps(changed))
+    vector, before = TaskVector.load(tmp_path / "old"), TaskVector.load(saved)
+    assert vector.expression == re.sub(r"\ba\b", "epoch_1", before.expression)
+    assert vector.fingerprint == before.fingerprint
+
+
+def test_a_folders_name_may_hold_anything(edited: Edited, tmp_path: Path) -> None:
+    odd = Path(shutil.copytree(edited.pair.tuned, tmp_path / "a\x1b[31m\nb|<b>`"))
+    vector = TaskVector.from_finetuned(edited.pair.base, odd).filter(include="*norm*")
+    vector.save(tmp_path / "v")
+    again = TaskVector.load(tmp_path / "v")
+    assert again.expression == vector.expression and visible(repr(again))
+    assert r"a\x1b[31m\nb|<b>`" in repr(again)
