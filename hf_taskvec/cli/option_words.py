@@ -31,7 +31,7 @@ _CALLS = (
     (r"\bsweep\(model, vector, \.\.\.\)", "`taskvec sweep`"),
     (r"\bcompress\(\)", "`taskvec compress`"),
     (r"\bapply\(\)", "`taskvec apply`"),
-    (r"\bto_adapter\(\)", "`taskvec adapter`"),
+    (r"(?:(?:vector|v)\.)?\bto_adapter\((?:output)?\)", "`taskvec adapter`"),
     (r"\bsave\(\)", "`taskvec extract`"),
     (r"\bpush_folder\(\)", "`taskvec push`"),
 )
