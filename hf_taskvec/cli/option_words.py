@@ -18,10 +18,7 @@ _CALLS = (
     (r"\(?\bmerge=True\)?", "without --attach"),
     (r"(?:vector|v)\.apply\(\w+, output=\.\.\.\)", "`taskvec apply`"),
     (r"(?:vector|v)\.compress\(rank=(?:\.\.\.|\w+)\)", "`taskvec compress --rank`"),
-    (
-        r"(?:vector|v)\.filter\((\w+)=\.\.\.\)",
-        r"""`taskvec combine "filter(v, \1='...')" v=VECTOR`""",
-    ),
+    (r"(?:vector|v)\.filter\(([^()]*)\)", r"`taskvec combine 'filter(v, \1)' v=VECTOR`"),
     (r"TaskVector\.load\(\.\.\.\)", "`taskvec show`"),
     (r"(?:TaskVector\.)?from_finetuned\((?:base, tuned)?\)", "`taskvec extract BASE TUNED`"),
     (r"TaskVector\.from_adapter\(model\)", "`taskvec extract ADAPTER`"),
