@@ -16,7 +16,7 @@ _CALLS = (
     (r"`?UnlearningReport\.save\(folder\)`?", "`taskvec sweep`"),
     (r"(?:vector|v)\.edit\(model, merge=False\)|\bmerge=False\b", "--attach"),
     (r"\(?\bmerge=True\)?", "without --attach"),
-    (r"(?:vector|v)\.apply\(\w+, output=\.\.\.\)", "`taskvec apply`"),
+    (r"(?:(?:vector|v)\.)?\bapply\(\w+, output=\.\.\.\)", "`taskvec apply`"),
     (r"(?:vector|v)\.compress\(rank=(?:\.\.\.|\w+)\)", "`taskvec compress --rank`"),
     (r"(?:vector|v)\.filter\(([^()]*)\)", r"`taskvec combine 'filter(v, \1)' v=VECTOR`"),
     (r"TaskVector\.load\(\.\.\.\)", "`taskvec show`"),

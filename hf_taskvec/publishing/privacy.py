@@ -26,8 +26,9 @@ _TOKENS = re.compile(
 )
 # A secret by its name: as an environment file, a config or a log-in to Weights & Biases has it.
 _ASSIGNED = re.compile(
-    r"""^[ \t]*(?:export[ ])?[A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY)
-      [ ]?=[ ]?["']?[^\s"'<${]{8,}
+    r"""(?<![A-Za-z0-9_])(?:[A-Z0-9]+_)*
+      (?:(?:ACCESS|API|AUTH|BEARER|BOT|HF|HUB|REFRESH)_?TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|SECRET_?KEY)
+      [ ]?=[ ]?["']?(?!os\.|getenv|None\b)[^\s"'<${]{8,}
     | ["'](?:\w*[_-])?(?:api_?key|access_?key|secret(?:_?key)?|password|passwd|(?:auth|access|refresh|hf|hub)_?token)
       ["'][ ]?:[ ]?["'][^\s"'<${]{8,}["']
     | \bwandb\b\W[^\n]{0,60}\b[0-9a-f]{40}\b
