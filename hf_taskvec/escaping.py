@@ -118,14 +118,16 @@ def _behind_start(found: re.Match[str]) -> str:
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    r"""JSON for a terminal or a file: readable, and with an escape for each character that cannot be seen.
+    r"""JSON for standard output: readable, and with an escape for each character that cannot be seen.
 
     >>> json_text({"λ": "\x9b\u202e"}, None)
     '{"λ": "\\u009b\\u202e"}'
     """
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    if text.isprintable():
-        return text
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a script shall read the same text from a terminal without Greek letters
+        return json.dumps(value, indent=indent)
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 

@@ -73,7 +73,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo(f"taskvec: {STOPPED}", err=True)
+            print(f"taskvec: {STOPPED}", file=sys.stderr)
             sys.exit(130)
 
     return run_command
@@ -86,7 +86,7 @@ for _heading, _named in _COMMANDS.items():
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"taskvec {__version__}")
+        print(f"taskvec {__version__}")
         raise typer.Exit
 
 
@@ -143,6 +143,6 @@ def _fail(reason: str, code: int, arguments: list[str]) -> NoReturn:
         reason = reason.replace(token, "***")
     reason = visible_lines(without_secrets(reason))
     if "--json" in arguments:
-        typer.echo(json_text({"error": reason}, indent=None))
-    typer.echo(f"taskvec: {reason}", err=True)
+        print(json_text({"error": reason}, indent=None))
+    print(f"taskvec: {reason}", file=sys.stderr)
     sys.exit(code)

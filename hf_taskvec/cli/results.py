@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import typer
-
 from hf_taskvec.escaping import json_text, visible, visible_lines
 
 
@@ -59,12 +57,13 @@ class CommandResult:
 
     def show(self, as_json: bool) -> None:
         """Print the values as JSON, or the lines."""
+        # Not by `typer.echo`, which writes UTF-8 where the terminal was said to take ASCII.
         if as_json:
-            typer.echo(json_text(self.values))
+            print(json_text(self.values))
             return
         for line in self.lines:
             # A table has the codes of its style, and has made its cells' texts visible itself.
-            typer.echo(visible_lines(line) if isinstance(line, str) else str(line))
+            print(visible_lines(line) if isinstance(line, str) else str(line))
 
 
 def largest_first(mapping: Mapping[str, float], most: int) -> list[tuple[str, float]]:

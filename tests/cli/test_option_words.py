@@ -1,6 +1,7 @@
 """What an error advises can be typed: no command's message tells to pass Python's arguments."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -99,8 +100,8 @@ def test_a_terminal_without_greek_letters_gets_their_names(edited: Edited, tmp_p
     refused = run("apply", edited.saved, tmp_path / "nowhere", "-o", tmp_path / "λ", **plain)
     assert refused.returncode == 1 and b"Traceback" not in refused.stderr
     assert run("--help", **plain).returncode == 0
-    told = run("show", edited.saved, "--json", **plain)
-    assert told.returncode == 0 and told.stdout.isascii()
+    told = run("apply", edited.saved, tmp_path / "λ", "-o", tmp_path / "out", "--json", **plain)
+    assert told.returncode == 1 and told.stdout.isascii() and "λ" in json.loads(told.stdout)["error"]
 
 
 def test_ctrl_c_ends_a_recipe_in_one_line(tmp_path: Path) -> None:
