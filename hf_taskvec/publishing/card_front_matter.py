@@ -11,6 +11,7 @@ from hf_taskvec import filenames
 from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.provenance import License, ModelRecord
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.escaping import visible
 from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
 from hf_taskvec.models.folder_contents import ContentKind
@@ -43,7 +44,7 @@ def card_data(
     license = base.license if base else None
     results = eval_results(report, scale) if report is not None and scale is not None else []
     measured = [_METRICS[m.name][0] for m in report.metrics if m.name in _METRICS] if report is not None else []
-    options: dict[str, Any] = {"model_name": model_name, "eval_results": results} if results else {}
+    options: dict[str, Any] = {"model_name": visible(model_name), "eval_results": results} if results else {}
     data = ModelCardData(
         base_model=_one_or_many(bases) or None,
         library_name=LIBRARY[artifact.kind],
@@ -130,10 +131,10 @@ def eval_results(report: "UnlearningReport", scale: float) -> list["EvalResult"]
                 task_type="text-generation",
                 task_name="Text generation",
                 dataset_type=label_for(score.book),
-                dataset_name=f"{score.book} ({roles[score.book]}, {words})",
+                dataset_name=visible(f"{score.book} ({roles[score.book]}, {words})"),
                 dataset_config=roles[score.book],
                 dataset_split=score.split,
-                dataset_args={"protocol": report.protocol.id, "passages": score.n},
+                dataset_args={"protocol": visible(report.protocol.id), "passages": score.n},
                 metric_type=kind,
                 metric_name=title,
                 metric_value=round(score.value.value, 6),
