@@ -94,6 +94,12 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
             module = path.removesuffix(".token_adapter.trainable_tokens_delta")
             name = _canonical(module, "weight", base.layout)
             _check_plain_lookup(adapter, name, base.layout)
+            if _canonical(module, "bias", base.layout) in base.layout.shapes:
+                raise UnsupportedError(
+                    f"{adapter.name} trains tokens of {module}, which has a bias in {base.layout.architecture}: PEFT "
+                    "leaves the bias out until it merges, so what was trained is not what is merged. Train the head "
+                    "with modules_to_save."
+                )
             weight = base.tensor(name, f"{adapter.name} (trained tokens)")
             index = _token_indices(adapter, module, source.shape[:1], weight.shape[0])
             terms.setdefault(name, []).append(Term(1.0, row_difference(weight, source, index)))

@@ -63,6 +63,17 @@ def test_a_bias_on_a_layer_without_one_is_refused(models: TinyModels, tmp_path: 
             TaskVector.from_adapter(given)
 
 
+def test_tokens_of_a_head_with_a_bias_are_refused(models: TinyModels, tmp_path: Path) -> None:
+    """PEFT runs such a head without its bias, and merges it with."""
+    tokens = {"lm_head": [7, 3]}
+    made = adapter(
+        models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"], trainable_token_indices=tokens
+    )
+    for given in (made.folder, made.live):
+        with pytest.raises(TaskVectorError, match=r"trains tokens of lm_head, which has a bias.*modules_to_save"):
+            TaskVector.from_adapter(given)
+
+
 def test_positions_with_an_offset_are_refused(models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("opt").base, tmp_path / "adapter", target_modules=["embed_positions"])
     with pytest.raises(TaskVectorError, match=r"embed_positions\.weight.*offset that PEFT does not know"):
