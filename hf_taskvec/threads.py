@@ -27,6 +27,17 @@ class Run(Protocol):
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch uses one thread: the last bits of products and sums hang on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def workers(threads: int | None = None) -> Iterator[Run]:
     """Threads that take items as they are made, a few ahead of what is asked for.
 

@@ -19,8 +19,10 @@ from typing_extensions import override
 from hf_taskvec.algebra.deltas import Delta, DeltaWriter, Dense
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, describe, handle_of, numel
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.threads import one_thread
 
 Terms = tuple[Term, ...]
 
@@ -54,7 +56,7 @@ def borrowed(count: int, size: tuple[int, ...], dtype: torch.dtype) -> Iterator[
     free: list[torch.Tensor] = _free.__dict__.setdefault(str(dtype), [])
     with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
         memory = [
-            free.pop() if free and elements <= _PIECE else torch.empty(max(elements, _PIECE), dtype=dtype)
+            free.pop() if free and elements <= _PIECE else torch.empty(max(elements, _PIECE), dtype=dtype, device="cpu")
             for _ in range(count)
         ]
     try:
@@ -241,11 +243,16 @@ class Factored:
         """Both factors, computed unless they are still held."""
         with self._lock:
             held = self._held[:]  # another thread may free it
-            result = held[0] if held else tuple(factor.float().contiguous() for factor in self.function())
+            result = held[0] if held else self._computed()
             assert tuple(tuple(factor.shape) for factor in result) == self.shapes
             self._held[:] = [result]
         _drop_oldest_but(self)
         return result
+
+    @one_thread()
+    @kept_subnormals()
+    def _computed(self) -> tuple[torch.Tensor, ...]:
+        return tuple(factor.float().contiguous() for factor in self.function())
 
     @property
     def nbytes(self) -> int:

@@ -115,7 +115,7 @@ class Delta(ABC):
 
     def only_rows(self, kept: tuple[int, ...]) -> "Delta":
         """The change to the rows `kept` alone. Stays lazy where the kind allows it; here it is computed in fp64."""
-        change = torch.zeros(self.shape, dtype=torch.float64)
+        change = torch.zeros(self.shape, dtype=torch.float64, device="cpu")
         self.add_rows(change, 0, self.shape[0], 1.0)
         return Rows(kept, Dense((InMemory(change[list(kept)]),)), self.shape[0])
 

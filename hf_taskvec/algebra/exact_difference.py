@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.tiles import tile_rows
 from hf_taskvec.errors import BadValueError
 
@@ -28,6 +29,7 @@ class Format:
     parts: int
 
 
+@kept_subnormals()
 def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
     """The smallest exact format of `tuned - base`. Reads both once; refuses NaN and infinities by name."""
     dtype = torch.promote_types(tuned.dtype, base.dtype)
@@ -57,8 +59,13 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
 def exact_rows(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[tuple[torch.Tensor, ...]]:
     """The parts of `tuned - base` in an exact format, tile by tile."""
     for a, b in _tiles(tuned, base):
-        high, low = _split(a, b, form.dtype)
-        yield (high, low.to(form.dtype))[: form.parts]
+        yield _parts(a, b, form)
+
+
+@kept_subnormals()
+def _parts(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> tuple[torch.Tensor, ...]:
+    high, low = _split(tuned, base, form.dtype)
+    return (high, low.to(form.dtype))[: form.parts]
 
 
 def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[torch.Tensor, ...]:

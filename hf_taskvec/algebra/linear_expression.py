@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_taskvec.algebra import measures
-from hf_taskvec.algebra.low_rank import Target, compress
+from hf_taskvec.algebra.low_rank import Compressed, Target, compress
 from hf_taskvec.algebra.name_patterns import Pattern, listed, matching
 from hf_taskvec.algebra.parameter_change import ParameterChange
 from hf_taskvec.algebra.parameter_names import is_vocabulary
@@ -27,6 +27,7 @@ from hf_taskvec.algebra.sources import Source, describe, handle_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
 from hf_taskvec.progress import progress_bar
+from hf_taskvec.threads import workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -232,7 +233,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
                 Show a progress bar; by default on a terminal.
 
         Returns:
-            `TaskVector`: The approximation. The matrices are decomposed by this call.
+            `TaskVector`: The approximation. The matrices are decomposed by this call, as many at once as torch has
+                threads, each on one: their number changes no bit.
 
         Raises:
             `BadValueError`: If not exactly one target is given, or it is out of its range.
@@ -248,14 +250,19 @@ class LinearExpression(Mapping[str, ParameterChange]):
         target = Target(rank, energy, tolerance)
         terms: dict[str, tuple[Term, ...]] = {}
         discarded = {}
-        for name, each in progress_bar(self.items(), "Compressing", progress):
-            if len(each.shape) != 2:
-                terms[name] = each.terms
-                continue
-            result = compress(name, each.terms, target, parse_dtype(dtype), exact)
-            terms[name], discarded[name] = result.terms, result.discarded
-        found = parse_dtype(dtype)
-        options = {"dtype": None if found == torch.float32 else dtype_name(found), "exact": exact}
+        stored_in = parse_dtype(dtype)
+
+        def compressed(change: ParameterChange) -> Compressed | None:
+            is_matrix = len(change.shape) == 2
+            return compress(change.name, change.terms, target, stored_in, exact) if is_matrix else None
+
+        with workers() as run:
+            results = progress_bar(run(compressed, self.values()), "Compressing", progress, total=len(self))
+            for (name, each), result in zip(self.items(), results, strict=True):
+                terms[name] = each.terms if result is None else result.terms
+                if result is not None:
+                    discarded[name] = result.discarded
+        options = {"dtype": None if stored_in == torch.float32 else dtype_name(stored_in), "exact": exact}
         provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance, **options)
         return type(self)(terms, provenance, discarded)
 
@@ -377,7 +384,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
 
     def norms(self) -> dict[str, float]:
         """The Frobenius norm of each parameter's change."""
-        return {name: each.norm for name, each in self.items()}
+        with workers() as run:
+            return dict(zip(self, run(lambda each: each.norm, self.values()), strict=True))
 
     def dot(self, other: "LinearExpression", name: str | None = None) -> float:
         """The inner product with another vector.
@@ -395,7 +403,8 @@ class LinearExpression(Mapping[str, ParameterChange]):
         common = [name for name in self if name in other]
         for name in common:
             check_shape(name, self.shape(name), other.shape(name))
-        return {name: self._dot(other, name) for name in common}
+        with workers() as run:
+            return dict(zip(common, run(lambda name: self._dot(other, name), common), strict=True))
 
     def _dot(self, other: "LinearExpression", name: str) -> float:
         check_shape(name, self.shape(name), other.shape(name))

@@ -3,6 +3,8 @@
 Factors are recompressed by QR of the concatenated factors and the SVD of a small core, never by way of the dense
 matrix. A dense matrix is approximated from products with its tiles: by a randomised range finder with power
 iterations (Halko, Martinsson and Tropp 2011), or exactly, by its triangular factor.
+
+torch decomposes on one thread, so that the bits do not hang on how many it may use.
 """
 
 import math
@@ -15,8 +17,10 @@ import torch
 from hf_taskvec.algebra.deltas import LowRank
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.threads import one_thread
 
 # Up to this size of the smaller side, the exact way costs no more than the randomised one.
 _EXACT_SIDE = 512
@@ -63,6 +67,7 @@ class Compressed:
     discarded: float
 
 
+@kept_subnormals()
 def compress(
     name: str,
     terms: tuple[Term, ...],
@@ -92,6 +97,7 @@ def compress(
 _SVD = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@kept_subnormals()
 def singular_triples(name: str, terms: tuple[Term, ...], rank: int) -> _SVD:
     """The `rank` leading singular triples (left vectors, values, right vectors in rows) of the matrix `name`, in fp64.
 
@@ -106,6 +112,7 @@ def are_factors(terms: Iterable[Term]) -> bool:
     return all(term.delta.factors is not None for term in terms)
 
 
+@one_thread()
 def _decompose(
     name: str, terms: tuple[Term, ...], target: Target, exact: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
@@ -168,7 +175,7 @@ def _right_product(matrix: Sum, right: torch.Tensor) -> torch.Tensor:
 
 def _left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
     """`left.T @ matrix`, tile by tile."""
-    result = torch.zeros(left.shape[1], matrix.shape[1], dtype=torch.float64)
+    result = torch.zeros(left.shape[1], matrix.shape[1], dtype=torch.float64, device="cpu")
     for start, stop in matrix.tiles():
         result.addmm_(left[start:stop].T, matrix.rows(start, stop))
     return result
@@ -183,7 +190,7 @@ def _svd_by_qr(matrix: Sum) -> _SVD:
     rows, columns = matrix.shape
     tiny = torch.finfo(torch.float64).tiny
     if columns <= rows:
-        factor, waiting = torch.zeros(0, columns, dtype=torch.float64), []
+        factor, waiting = torch.zeros(0, columns, dtype=torch.float64, device="cpu"), []
         for start, stop in matrix.tiles():
             waiting.append(matrix.rows(start, stop))
             if len(waiting) * (stop - start) >= columns or stop == rows:
@@ -202,8 +209,8 @@ def _svd_by_qr(matrix: Sum) -> _SVD:
 
 def _svd_by_sketch(matrix: Sum, size: int) -> _SVD:
     """The leading singular triples, by subspace iteration from a seeded random start."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(matrix.shape[1], size, dtype=torch.float64, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn(matrix.shape[1], size, dtype=torch.float64, device="cpu", generator=generator)
     left = torch.linalg.qr(_right_product(matrix, start)).Q
     for _ in range(_POWER_ITERATIONS):
         right = torch.linalg.qr(_left_product(matrix, left).T).Q

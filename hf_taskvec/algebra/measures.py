@@ -12,12 +12,16 @@ from hf_taskvec.algebra.deltas import Parts
 from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, numel
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
+from hf_taskvec.threads import one_thread
 
 # Elements in a tile of a measure: a few of them stay in a core's cache.
 _TILE = 1 << 16
 
 
+@one_thread()
+@kept_subnormals()
 def dot(name: str, a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
     """The inner product of two sums of terms over the parameter `name`, in fp64."""
     if not a or not b:
@@ -48,13 +52,13 @@ def dot(name: str, a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
     return result
 
 
+@kept_subnormals()
 def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
     """All inner products between several sums of terms over the parameter `name`, in fp64 and in one pass.
 
-    Each tile of each dense change is made once, whatever the number of pairs. Weights of 16 bits go through fp32, which
-    costs the cosines about 1e-7.
+    Each tile of each dense change is made once, whatever the number of pairs.
     """
-    result = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    result = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device="cpu")
     split = [_split(terms) for terms in vectors]
     factors = [(owner, *each) for owner, (_, found) in enumerate(split) for each in found]
     for one, (i, weight, left, right) in enumerate(factors):
@@ -64,13 +68,13 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
             if one != two:
                 result[j, i] += value
     dense = {i: terms for i, (terms, _) in enumerate(split) if terms}
-    owners = torch.tensor(list(dense))
+    owners = torch.tensor(list(dense), dtype=torch.int64, device="cpu")
     for start, stop, rows in tiles_of(list(dense.values())):
-        flat = rows.flatten(1)
-        result[owners[:, None], owners] += (flat @ flat.T).double()
+        flat = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
+        result[owners[:, None], owners] += flat @ flat.T
         for j, weight, left, right in factors:
             for i, tile in zip(dense, rows, strict=True):
-                value = weight * ((tile.double() @ right.T) * left[start:stop]).sum().item()
+                value = weight * ((tile @ right.T) * left[start:stop]).sum().item()
                 result[i, j] += value
                 result[j, i] += value
     if not bool(result.isfinite().all()):
@@ -79,22 +83,17 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
 
 
 def tiles_of(
-    vectors: Sequence[tuple[Term, ...]], dtype: torch.dtype | None = None
+    vectors: Sequence[tuple[Term, ...]], dtype: torch.dtype = torch.float64
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Runs of rows of several sums over one parameter, stacked: each stored tensor is read and converted once for all.
 
-    In fp32 if all that is stored has 16 bits, else in fp64, unless a `dtype` is given.
-
     This is the one place beside `Sum` that adds stored tensors up, and its numbers never become weights. It serves
     norms and cosines of many vectors, where a tensor that several of them share shall be converted once, and where
-    tiles that stay in a core's cache count for more than the last bit.
+    tiles that stay in a core's cache count.
     """
     if not vectors:
         return
     shape = vectors[0][0].delta.shape
-    sources = [source for terms in vectors for term in terms for source in term.delta.sources]
-    if dtype is None:
-        dtype = torch.float32 if all(source.dtype.itemsize == 2 for source in sources) else torch.float64
     stored = {s: s.read() for terms in vectors for t in terms for _, s in t.delta.parts or ()}
     others = [[term for term in terms if term.delta.parts is None] for terms in vectors]
     sums = [Sum(shape, terms) if terms else None for terms in others]
@@ -103,25 +102,33 @@ def tiles_of(
     for start in range(0, length, step):
         stop = min(start + step, length)
         rows = {s: (tensor[start:stop] if shape else tensor).to(dtype) for s, tensor in stored.items()}
-        out = torch.zeros(len(vectors), *((stop - start, *shape[1:]) if shape else ()), dtype=dtype)
+        out = torch.empty(len(vectors), *((stop - start, *shape[1:]) if shape else ()), dtype=dtype, device="cpu")
         for tile, terms, other in zip(out, vectors, sums, strict=True):
+            stored_terms = [(term.weight, term.delta.parts) for term in terms if term.delta.parts is not None]
+            for number, (weight, parts) in enumerate(stored_terms):
+                change = _change(parts, rows, torch.empty_like(tile) if number else tile)
+                if weight != 1.0:
+                    change.mul_(weight)
+                if number:
+                    tile.add_(change)
             if other is not None:
-                tile += other.rows(start, stop)
-            for term in terms:
-                if term.delta.parts is not None:
-                    tile.add_(_difference(term.delta.parts, rows), alpha=term.weight)
+                found = other.rows(start, stop)
+                tile.add_(found) if stored_terms else tile.copy_(found)
         yield start, stop, out
 
 
-def _difference(parts: Parts, rows: Mapping[Source, torch.Tensor]) -> torch.Tensor:
+def _change(parts: Parts, rows: Mapping[Source, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
     """The parts added up before any weight, so that nothing large is added to be taken away again."""
+    if [sign for sign, _ in parts] == [-1, 1]:
+        return torch.sub(rows[parts[1][1]], rows[parts[0][1]], out=out)
     (sign, first), *rest = parts
-    change = rows[first] if sign == 1 else -rows[first]
+    torch.mul(rows[first], sign, out=out)
     for sign, source in rest:
-        change = change + rows[source] if sign == 1 else change - rows[source]
-    return change
+        out.add_(rows[source], alpha=sign)
+    return out
 
 
+@kept_subnormals()
 def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor:
     """The norm of each row of a matrix (of each column, with `axis=1`), in fp64, from factors where it has them."""
     shape = terms[0].delta.shape
@@ -131,7 +138,7 @@ def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor
             left, right = right.T, left.T
         squares = ((left @ (right @ right.T)) * left).sum(dim=1)
     else:
-        squares = torch.zeros(shape[axis], dtype=torch.float64)
+        squares = torch.zeros(shape[axis], dtype=torch.float64, device="cpu")
         matrix = Sum(shape, terms)
         for start, stop in matrix.tiles():
             found = matrix.rows(start, stop).square_().sum(dim=1 - axis)

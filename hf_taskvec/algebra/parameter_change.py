@@ -71,7 +71,7 @@ class ParameterChange:
         Raises:
             `BadValueError`: If the change has values that are not finite in that dtype.
         """
-        out = torch.empty(self.shape, dtype=parse_dtype(dtype))
+        out = torch.empty(self.shape, dtype=parse_dtype(dtype), device="cpu")
         Sum(self.shape, self.terms).into(out, self.name)
         return out
 

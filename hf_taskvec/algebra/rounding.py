@@ -3,6 +3,7 @@
 import torch
 
 from hf_taskvec.algebra.scratch import Slot, buffer
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.errors import BadValueError
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -11,6 +12,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _BELOW_SINGLE = (1 << 29) - 1
 
 
+@kept_subnormals()
 def round_once(
     rows: torch.Tensor, dtype: torch.dtype, name: str | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -72,7 +74,7 @@ def check_finite(rows: torch.Tensor, dtype: torch.dtype, name: str) -> None:
     largest = max(-low, high)
     if not largest < float("inf") or low != low:
         raise not_finite(name)
-    if round_once(torch.tensor([largest], dtype=torch.float64), dtype).isinf():
+    if round_once(torch.tensor([largest], dtype=torch.float64, device="cpu"), dtype).isinf():
         raise BadValueError(
             f"{name}: the result ({largest:.3g}) is too large for {dtype_name(dtype)}. "
             "Use a smaller scale or a wider dtype, such as dtype='bfloat16' or 'float32'."

@@ -14,6 +14,7 @@ import torch
 
 from hf_taskvec.algebra.parameter_change import ParameterChange
 from hf_taskvec.algebra.rounding import not_finite
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import BadValueError, MissingNameError, some
 from hf_taskvec.progress import progress_bar
@@ -22,6 +23,7 @@ from hf_taskvec.progress import progress_bar
 MLP = re.compile(r"(\.mlp\.|\.fc[12]\.|\.experts\.).*weight$")
 
 
+@kept_subnormals()
 def pruned_rows(
     changes: Mapping[str, ParameterChange], fraction: float, include: re.Pattern[str], progress: bool | None = None
 ) -> dict[str, tuple[tuple[Term, ...], float]]:

@@ -1,7 +1,7 @@
 """Evaluating an expression: fp64 accumulation over tiles, and one rounding.
 
 Everything that turns terms into numbers goes through `Sum`: live edits, streamed checkpoints, saved vectors and
-measures. So they agree to the last bit.
+measures. So they agree to the last bit, also where the process has told the processor to flush subnormal numbers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,6 +15,7 @@ from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.stored_rows import combine_rows
+from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.tiles import tiles_of_shape
 
 # Elements of a right factor that are converted at a time, whatever its rank.
@@ -119,6 +120,7 @@ class Sum:
     def _size(self, start: int, stop: int) -> tuple[int, ...]:
         return (stop - start, *self.shape[1:]) if self.shape else ()
 
+    @kept_subnormals()
     def rows_into(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """All summands of rows `start:stop`, added up in the dtype of `out`."""
         ready = self._prepared or self._prepare()
@@ -152,6 +154,7 @@ class Sum:
             for columns, block in zip(torch.split(out, width, dim=1), torch.split(right, width, dim=1), strict=True):
                 columns.addmm_(rows, block.to(out), alpha=weight)
 
+    @kept_subnormals()
     def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter.
 

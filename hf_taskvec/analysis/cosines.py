@@ -149,7 +149,7 @@ def cosine_matrix(
     layers = {name: OUTSIDE if (found := layer_of(name)) is None else str(found) for name in parameters}
     # Layers in order, then what belongs to none.
     order = sorted(set(layers.values()), key=lambda layer: (layer == OUTSIDE, int(layer) if layer.isdigit() else 0))
-    grams = {layer: torch.zeros(len(named), len(named), dtype=torch.float64) for layer in order}
+    grams = {layer: torch.zeros(len(named), len(named), dtype=torch.float64, device="cpu") for layer in order}
     by_parameter = {}
 
     def products_of(name: str) -> torch.Tensor:
@@ -158,8 +158,8 @@ def cosine_matrix(
     with workers() as run:
         found_products = progress_bar(run(products_of, parameters), "Comparing", progress, total=len(parameters))
         for name, products in zip(parameters, found_products, strict=True):
-            owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
-            whole = torch.zeros(len(named), len(named), dtype=torch.float64)
+            owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector], device="cpu")
+            whole = torch.zeros(len(named), len(named), dtype=torch.float64, device="cpu")
             whole[owners[:, None], owners] = products
             grams[layers[name]] += whole
             by_parameter[name] = _cosines(whole)

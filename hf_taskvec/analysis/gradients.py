@@ -212,10 +212,10 @@ def gradient_alignment(
         named |= {f"all up to epoch {number}": vector for number, vector in enumerate(vectors[1:], 2)}
         named["the gradient"] = gradient
     check_alike(named)
-    gram = torch.zeros(len(named), len(named), dtype=torch.float64)
+    gram = torch.zeros(len(named), len(named), dtype=torch.float64, device="cpu")
     parameters = list(dict.fromkeys(name for vector in named.values() for name in vector))
     for name in progress_bar(parameters, "Aligning", progress):
-        owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector])
+        owners = torch.tensor([i for i, vector in enumerate(named.values()) if name in vector], device="cpu")
         gram[owners[:, None], owners] += measures.gram(name, [v[name].terms for v in named.values() if name in v])
     norms = gram.diagonal().clamp_min(0).sqrt()
     _check_directions(norms.tolist(), count)

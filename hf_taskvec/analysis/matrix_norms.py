@@ -24,14 +24,14 @@ class MatrixBuffer(threading.local):
     """Memory for one matrix in each thread, used again for the next: allocating costs as much as several products."""
 
     def __init__(self) -> None:
-        self._kept = torch.empty(0, dtype=torch.float32)
+        self._kept = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def of(self, shape: tuple[int, int]) -> torch.Tensor:
         """The memory as an fp32 tensor of this shape. Its values are whatever was there before."""
         size = math.prod(shape)
         if len(self._kept) < size:
-            self._kept = torch.empty(0, dtype=torch.float32)  # freed before more is allocated
-            self._kept = torch.empty(size, dtype=torch.float32)
+            self._kept = torch.empty(0, dtype=torch.float32, device="cpu")  # freed before more is allocated
+            self._kept = torch.empty(size, dtype=torch.float32, device="cpu")
         return self._kept[:size].view(shape)
 
 

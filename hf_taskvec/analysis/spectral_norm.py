@@ -46,9 +46,10 @@ def find_largest_singular_value(tiles: MatrixTiles, size: int, tolerance: float)
             The relative error, by the search's own estimate, at which it ends.
 
     """
-    generator = torch.Generator().manual_seed(0)
-    basis, images = torch.zeros(0, size, dtype=torch.float32), torch.zeros(0, dtype=torch.float32)
-    gram = torch.zeros(0, 0, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    basis = torch.zeros(0, size, dtype=torch.float32, device="cpu")
+    images = torch.zeros(0, dtype=torch.float32, device="cpu")
+    gram = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
     found, settled, slow = 0.0, 0, 0
     vector, _ = _beside(basis, _random(size, generator))
     for step in range(1, min(_MOST_STEPS, size) + 1):
@@ -72,7 +73,7 @@ def find_largest_singular_value(tiles: MatrixTiles, size: int, tolerance: float)
 
 
 def _random(size: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(1, size, generator=generator, dtype=torch.float32)
+    return torch.randn(1, size, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _error(squares: torch.Tensor, residual: float) -> float:
@@ -97,7 +98,7 @@ def _beside(basis: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor | N
 def _bordered(gram: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """A Gram matrix grown by some columns, and by the same rows."""
     size = new.shape[0]
-    grown = torch.zeros(size, size, dtype=gram.dtype)
+    grown = torch.zeros(size, size, dtype=gram.dtype, device="cpu")
     grown[: len(gram), : len(gram)] = gram
     grown[:, len(gram) :] = new
     grown[len(gram) :] = new.T

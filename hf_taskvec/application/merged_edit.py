@@ -59,7 +59,11 @@ class MergedEdit(Edit):
             if scale == 0.0:
                 weight.restore(original)
                 continue
-            target = torch.empty(original.shape, dtype=original.dtype) if weight.is_offloaded else weight.value()
+            target = (
+                torch.empty(original.shape, dtype=original.dtype, device="cpu")
+                if weight.is_offloaded
+                else weight.value()
+            )
             whole = Sum(original.shape, self.vector[name].terms, original, scale, device=target.device)
             whole.into(target, name)
             if weight.is_offloaded:

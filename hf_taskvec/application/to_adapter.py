@@ -283,6 +283,6 @@ def _save_whole(
 
 def _whole(vector: TaskVector, model: Checkpoint, name: str) -> torch.Tensor:
     source = model.tensors[name]
-    out = torch.empty(source.shape, dtype=source.dtype)
+    out = torch.empty(source.shape, dtype=source.dtype, device="cpu")
     Sum(source.shape, vector.terms_of(name), source).into(out, name)
     return out

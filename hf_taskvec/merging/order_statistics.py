@@ -26,16 +26,16 @@ def order_statistics(tiles: Tiles, ranks: Sequence[int], name: str) -> list[floa
     """
     if not numel(tiles.shape):
         return [0.0] * len(ranks)
-    upper = torch.zeros(1 << 16, dtype=torch.int64)
+    upper = torch.zeros(1 << 16, dtype=torch.int64, device="cpu")
     for tile in tiles:
         bits = tile.abs_().view(torch.int32).flatten()
         upper += torch.bincount(bits.bitwise_right_shift_(_LOWER), minlength=len(upper))
     if upper[_FIRST_NOT_FINITE:].any():
         raise not_finite(name)
     below = upper.cumsum(0)
-    wanted = torch.tensor(ranks, dtype=torch.int64)
+    wanted = torch.tensor(ranks, dtype=torch.int64, device="cpu")
     bins = torch.searchsorted(below, wanted, right=True)
-    lower = {int(each): torch.zeros(1 << _LOWER, dtype=torch.int64) for each in bins}
+    lower = {int(each): torch.zeros(1 << _LOWER, dtype=torch.int64, device="cpu") for each in bins}
     for tile in tiles:
         bits = tile.abs_().view(torch.int32).flatten()
         for each, histogram in lower.items():
@@ -46,5 +46,6 @@ def order_statistics(tiles: Tiles, ranks: Sequence[int], name: str) -> list[floa
     for rank, each in zip(ranks, bins.tolist(), strict=True):
         left = rank - (int(below[each]) - int(upper[each]))
         low = int(torch.searchsorted(lower[each].cumsum(0), left, right=True))
-        found.append(torch.tensor([(each << _LOWER) | low], dtype=torch.int32).view(torch.float32).item())
+        bits = torch.tensor([(each << _LOWER) | low], dtype=torch.int32, device="cpu")
+        found.append(bits.view(torch.float32).item())
     return found

@@ -85,7 +85,10 @@ class TensorFile:
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor of the file, mapped; an error if the file was written over meanwhile."""
         self._check_unchanged()
-        return self._tensors[name] if self._tensors is not None else self._file.get_tensor(name)
+        if self._tensors is not None:
+            return self._tensors[name]
+        with torch.device("cpu"):  # safetensors asks torch for its default device
+            return self._file.get_tensor(name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorFile) and self._identity == other._identity

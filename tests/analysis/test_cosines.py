@@ -36,17 +36,17 @@ def test_cosines_are_those_of_the_dense_vectors(kinds: list[str], seed: int) -> 
         if layer in (None, *matrix.by_layer):
             found = matrix.total if layer is None else matrix.by_layer[layer]
             torch.testing.assert_close(
-                torch.tensor(found, dtype=torch.float64), expected, atol=1e-7, rtol=0, equal_nan=True
+                torch.tensor(found, dtype=torch.float64), expected, atol=1e-12, rtol=0, equal_nan=True
             )
             own = matrix.norms if layer is None else matrix.layer_norms[layer]
-            torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), norms, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), norms, atol=1e-12, rtol=1e-12)
     assert vectors[0].cosine(vectors[1]) == pytest.approx(matrix.total[0][1], abs=1e-12)
     for name, found in matrix.by_parameter.items():
         rows = torch.stack([flat(v, [name]) for v in vectors])
         expected = torch.nn.functional.cosine_similarity(rows[:, None], rows, dim=2)
         expected[(rows == 0).all(dim=1)] = expected[:, (rows == 0).all(dim=1)] = math.nan
         torch.testing.assert_close(
-            torch.tensor(found, dtype=torch.float64), expected, atol=1e-7, rtol=0, equal_nan=True
+            torch.tensor(found, dtype=torch.float64), expected, atol=1e-12, rtol=0, equal_nan=True
         )
 
 
@@ -103,3 +103,19 @@ def test_vectors_without_a_direction_or_of_other_sizes_are_refused() -> None:
 def test_vectors_of_different_architectures_are_refused(models: TinyModels) -> None:
     with pytest.raises(MismatchError, match="different architectures"):
         cosine_matrix([models.pair("phi").vector(), models.pair("gpt2").vector()])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_norms_and_cosines_are_those_of_fp64(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(300, 500, generator=generator).to(dtype) for _ in range(2)]
+    gains = [torch.tensor(number, dtype=dtype) for number in (1.5, -2.5)]
+    vectors = [
+        TaskVector.from_tensors({"w": value, "gain": gain}) * 0.3 for value, gain in zip(values, gains, strict=True)
+    ]
+    found = cosine_matrix({"a": vectors[0], "b": vectors[1]})
+    flat = [0.3 * torch.cat([v.double().flatten(), g.double()[None]]) for v, g in zip(values, gains, strict=True)]
+    for number, (vector, exact) in enumerate(zip(vectors, flat, strict=True)):
+        assert found.norms[number] == pytest.approx(exact.norm().item(), rel=1e-13)
+        assert vector.norm() == pytest.approx(exact.norm().item(), rel=1e-13)
+    assert found["a", "b"] == pytest.approx(torch.nn.functional.cosine_similarity(*flat, dim=0).item(), abs=1e-13)
