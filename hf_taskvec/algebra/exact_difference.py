@@ -2,6 +2,10 @@
 
 The error of a rounded sum of two p-bit numbers is itself a p-bit number (Dekker 1971). So a high and a low part of the
 inputs' own dtype always hold the difference exactly, and often the high part does so alone.
+
+Zero has a sign, which `base + (tuned - base)` does not always give back. Where base and tuned are both -0.0, a
+difference of -0.0 does. Where a weight has become -0.0, it takes the low part: that is -0.0 there, and is added in a
+way that keeps it (`stored_rows.add_rows_of`).
 """
 
 from collections.abc import Iterator
@@ -35,7 +39,7 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
     dtype = torch.promote_types(tuned.dtype, base.dtype)
     while True:
         smaller = list(_SMALLER.get(dtype, ()))
-        changed = two_parts = overflow = False
+        changed = rounded = signed = overflow = False
         for a, b in _tiles(tuned, base):
             check_finite(a, a.dtype, name)
             check_finite(b, b.dtype, name)
@@ -43,17 +47,19 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
             if not high.isfinite().all() or not torch.equal(low.to(dtype).double(), low):
                 overflow = True
                 break
-            changed = changed or bool(high.any())
-            two_parts = two_parts or bool(low.any())
+            negative, was_negative = _is_negative_zero(a), _is_negative_zero(b)
+            changed = changed or bool(high.any() or (negative ^ was_negative).any())
+            rounded = rounded or bool(low.any())
+            signed = signed or bool((negative & ~was_negative).any())
             smaller = [each for each in smaller if torch.equal(high.to(each).to(dtype), high)]
         if not overflow:
             break
         if dtype not in _WIDER:
             raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(dtype)}.")
         dtype = _WIDER[dtype]
-    if not two_parts and smaller:
+    if not rounded and smaller:
         dtype = smaller[0]
-    return Format(dtype, 2 if two_parts else int(changed))
+    return Format(dtype, 2 if rounded or signed else int(changed))
 
 
 def exact_rows(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -91,4 +97,12 @@ def _split(tuned: torch.Tensor, base: torch.Tensor, dtype: torch.dtype) -> tuple
     high = round_once(minuend + subtrahend, dtype)
     swap = minuend.abs() < subtrahend.abs()
     large, small = torch.where(swap, subtrahend, minuend), torch.where(swap, minuend, subtrahend)
-    return high, small - (high.double() - large)
+    low = small - (high.double() - large)
+    if (negative := _is_negative_zero(tuned)).any():
+        low = torch.where(negative, -0.0, low)
+        high = torch.where(negative & (base == 0), torch.tensor(-0.0, dtype=dtype, device="cpu"), high)
+    return high, low
+
+
+def _is_negative_zero(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor == 0) & tensor.signbit()

@@ -24,10 +24,22 @@ def combine_rows(tensors: Weighted, out: torch.Tensor, start: int, stop: int) ->
 
 
 def add_rows_of(tensors: Weighted, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Add coefficient x rows `start:stop` of each tensor to `out`, one after the other."""
-    for coefficient, tensor in tensors:
+    """Add coefficient x rows `start:stop` of each tensor to `out`, one after the other.
+
+    Where all but the last cancel, as in `base - base + tuned`, the last is what is left, -0.0 included: `0.0 + -0.0` is
+    0.0, but `-0.0 - 0.0` is -0.0. So with several tensors `out` is negated by the first of them, the next are
+    subtracted, and all that is subtracted from the last. No other bit changes.
+    """
+    last = len(tensors) - 1
+    for number, (coefficient, tensor) in enumerate(tensors):
         rows = buffer(Slot.CONVERTED, tuple(out.shape), out.dtype, out.device).copy_(_rows(tensor, start, stop))
-        out.add_(rows, alpha=coefficient)
+        if last == 0:
+            out.add_(rows, alpha=coefficient)
+        elif 0 < number < last:
+            out.sub_(rows, alpha=coefficient)
+        else:
+            factor = coefficient if number else -coefficient
+            torch.sub(rows if factor == 1.0 else rows.mul_(factor), out, out=out)
     return out
 
 

@@ -402,7 +402,8 @@ def test_exact_difference_is_exact(pair: tuple[torch.Tensor, torch.Tensor]) -> N
     tuned, base = pair
     delta = exact_difference(tuned, base)
     assert exact_value(delta, 0) == Fraction(tuned.item()) - Fraction(base.item())
-    assert (delta is None) == (tuned.item() == base.item())
+    same_sign = math.copysign(1.0, tuned.item()) == math.copysign(1.0, base.item())  # -0.0 is not 0.0
+    assert (delta is None) == (tuned.item() == base.item() and same_sign)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
