@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from typing_extensions import override
@@ -149,6 +149,10 @@ class Computed(Delta):
             )
         return {"kind": Dense.kind, "parts": writer.rounded(key, name, self)}
 
+    @override
+    def __reduce__(self) -> NoReturn:
+        raise _not_pickled()
+
     @cached_property
     def _tiles(self) -> list[Tiles]:
         return [Tiles(terms) for terms in self.inputs]
@@ -184,6 +188,13 @@ class Computed(Delta):
                     there.add_(found.to(out.device), alpha=weight)
                 else:  # the product rounded first, as for a stored change: the same bits
                     there.add_(found.to(out).mul_(weight))
+
+
+def _not_pickled() -> UnsupportedError:
+    return UnsupportedError(
+        "the vector is computed by a merging rule when it is used, and a rule's functions cannot be pickled. Save the "
+        "vector (vector.save(folder)) and load it where it is needed, or send the vectors and combine() them there."
+    )
 
 
 class _Once:
@@ -238,6 +249,10 @@ class Factored:
     function: Callable[[], tuple[torch.Tensor, torch.Tensor]] = field(compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False, init=False)
     _held: list[tuple[torch.Tensor, ...]] = field(default_factory=list, compare=False, repr=False, init=False)
+
+    @override
+    def __reduce__(self) -> NoReturn:
+        raise _not_pickled()
 
     def compute(self) -> tuple[torch.Tensor, ...]:
         """Both factors, computed unless they are still held."""

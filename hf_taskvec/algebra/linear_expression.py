@@ -78,6 +78,14 @@ class LinearExpression(Mapping[str, ParameterChange]):
     def _value(self) -> frozenset[tuple[str, frozenset[Term]]]:
         return frozenset((name, frozenset(change.terms)) for name, change in self._changes.items())
 
+    # It never changes, so a copy of it is itself. Pickled, it holds tensors in memory by value, files by their place.
+
+    def __copy__(self) -> "Self":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Self":
+        return self
+
     # The algebra.
 
     __array_ufunc__ = None  # so that numpy's numbers, as in `np.linspace(0, 1, 11)[3] * v`, leave the product to us

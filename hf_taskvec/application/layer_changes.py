@@ -72,7 +72,7 @@ class LayerChange:
         self._products = self._weight_change(vector[self.names["weight"]].terms) if "weight" in self.names else []
         self._bias: torch.Tensor | None = None
         if (bias := self.names.get("bias")) is not None:
-            self._bias = torch.empty(vector.shape(bias), dtype=torch.float32)
+            self._bias = torch.empty(vector.shape(bias), dtype=torch.float32, device="cpu")
             Sum(vector.shape(bias), vector[bias].terms).into(self._bias, bias)
 
     def _weight_change(self, terms: Sequence[Term]) -> list[tuple[torch.Tensor, torch.Tensor]]:

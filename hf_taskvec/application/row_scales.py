@@ -16,12 +16,12 @@ class RowScales:
     """
 
     def __init__(self) -> None:
-        self._values = torch.zeros(1)
+        self._values = torch.zeros(1, dtype=torch.float64, device="cpu")
         self._batch: tuple[int, int] | None = None
 
     def set(self, scales: Sequence[float]) -> None:
         """One λ for each row, or one for all."""
-        self._values = torch.tensor(scales, dtype=torch.float64)
+        self._values = torch.tensor(scales, dtype=torch.float64, device="cpu")
 
     @property
     def are_zero(self) -> bool:

@@ -8,6 +8,7 @@ of shards says is checked before it is believed.
 import hashlib
 import pickle
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,11 +91,40 @@ class TensorFile:
         with torch.device("cpu"):  # safetensors asks torch for its default device
             return self._file.get_tensor(name)
 
+    def __reduce__(self) -> "tuple[Callable[..., TensorFile], tuple[Path, Location, str]]":
+        """Pickled as where it is: whoever unpickles it opens it again, if it is still the same file."""
+        path = self.path.absolute()
+        if _stamp(path) != self.stamp:
+            raise ChangedSourceError(
+                f"{path.name} in {path.parent.name} was replaced or removed since it was opened, so a vector that "
+                "reads it cannot be pickled. Save the vector (vector.save(folder)) and load it where it is needed."
+            )
+        return _open_again, (path, self.location, self.stamp)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorFile) and self._identity == other._identity
 
     def __hash__(self) -> int:
         return hash(self._identity)
+
+
+def _stamp(path: Path) -> str | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return f"{stat.st_size}.{stat.st_mtime_ns}"
+
+
+def _open_again(path: Path, location: Location, stamp: str) -> TensorFile:
+    """What a pickled `TensorFile` becomes."""
+    if _stamp(path) != stamp:
+        raise ChangedSourceError(
+            f"{path.name} in {path.parent.name} is not here, or not the file that it was when the task vector was "
+            "pickled. A pickled vector holds the places of its files, not their content: to move a vector, save it "
+            "(vector.save(folder)) and load that."
+        )
+    return TensorFile(path, location)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The algebra of task vectors: a vector space, lazily, with its history written down."""
 
 import math
-import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -374,13 +373,6 @@ def test_a_vector_is_a_mapping_in_the_order_of_its_parameters() -> None:
     assert "a" in v and "c" not in v
     assert v.get("c") is None
     assert dict(v.items())["a"] == v["a"]
-
-
-def test_a_vector_in_memory_can_be_pickled() -> None:
-    v = vector(w=torch.arange(3.0))
-    again = pickle.loads(pickle.dumps(0.5 * v))
-    assert again.dense("w").tolist() == [0, 0.5, 1]
-    assert again.expression == "0.5*v"
 
 
 # History.
