@@ -60,7 +60,8 @@ class TaskVector(VectorPushing):
         """Write the vector to a folder: `taskvec.json`, which a person can read, and safetensors files.
 
         Factors are stored as factors. Dense differences are stored without loss: in the smallest dtype in which they
-        are exact, else as high and low parts. The folder appears under its name when it is complete.
+        are exact, else as high and low parts. Of a full fine-tune that is saved whole, a digest of every byte of its
+        base is recorded, by which `strict_base` knows it. The folder appears under its name when it is complete.
 
         Args:
             output (`str` or `Path`):
