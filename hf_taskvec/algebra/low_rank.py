@@ -16,7 +16,7 @@ import torch
 
 from hf_taskvec.algebra.deltas import LowRank
 from hf_taskvec.algebra.rounding import not_finite
-from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.sources import InMemory, numel
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import BadValueError
@@ -78,7 +78,8 @@ def compress(
     """The terms of the matrix `name` replaced by one low-rank term (or kept, where that would not be smaller)."""
     shape = terms[0].delta.shape
     held = sum(term.delta.rank for term in terms)
-    if target.rank is not None and target.rank >= (held if are_factors(terms) else min(shape)):
+    is_within = target.rank is not None and target.rank >= (held if are_factors(terms) else min(shape))
+    if is_within or not numel(shape):
         return Compressed(terms, min(held, *shape), 0.0)
     left, values, right, total = _decompose(name, terms, target, exact)
     if total == 0.0:

@@ -3,6 +3,7 @@
 import torch
 
 from hf_taskvec.algebra.low_rank import Target, singular_triples
+from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.merging.rule_registry import Parameter, rule
 
@@ -21,7 +22,7 @@ def low_rank_rule(parameter: Parameter, rank: int = 1) -> list[Term]:
 
     """
     Target(rank=rank)  # refuses what is no rank
-    if len(parameter.shape) != 2:
+    if len(parameter.shape) != 2 or not numel(parameter.shape):
         return parameter.sum()
     ranks = [min(rank, _rank(change.terms), *parameter.shape) for change in parameter.changes]
 
@@ -53,7 +54,7 @@ def tsv_rule(parameter: Parameter, rank: int | None = None) -> list[Term]:
     """
     if rank is not None:
         Target(rank=rank)  # refuses what is no rank
-    if len(parameter.shape) != 2:
+    if len(parameter.shape) != 2 or not numel(parameter.shape):
         return parameter.sum([change.weight / parameter.vectors for change in parameter.changes])
     largest = max(1, min(parameter.shape) // parameter.vectors)
     most = largest if rank is None else min(rank, largest)
