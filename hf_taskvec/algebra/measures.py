@@ -151,9 +151,27 @@ def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor
     return squares.clamp_min_(0).sqrt_()
 
 
+@one_thread()
+@kept_subnormals()
 def norm(name: str, terms: tuple[Term, ...]) -> float:
-    """The Frobenius norm of a sum of terms over the parameter `name`."""
-    return float(max(dot(name, terms, terms), 0.0) ** 0.5)
+    """The Frobenius norm of a sum of terms over the parameter `name`.
+
+    What may cancel, as in `v - v.compress(rank=8)`, is added up before it is squared: of inner products too few digits
+    would be left.
+    """
+    if len(terms) == 1:
+        return float(max(dot(name, terms, terms), 0.0) ** 0.5)
+    if are_factors(terms):
+        left, right = stacked_factors(terms)
+        core = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right.T, mode="r").R.T
+        square = core.square_().sum().item()
+    else:
+        whole = Sum(terms[0].delta.shape, terms)
+        tiles = (tile for tile in whole.tiles() if any(term.delta.changes(*tile) for term in terms))
+        square = math.fsum(whole.rows(start, stop).square_().sum().item() for start, stop in tiles)
+    if not math.isfinite(square):
+        raise not_finite(name)
+    return math.sqrt(square)
 
 
 _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]

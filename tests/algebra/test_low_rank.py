@@ -217,3 +217,15 @@ def test_the_inputs_are_not_changed() -> None:
 def test_a_compression_that_makes_no_sense_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(TaskVectorError, match=message):
         of_matrix(random(4, 4)).compress(**options)
+
+
+def test_the_norm_of_what_an_approximation_lost_is_that_of_fp64() -> None:
+    """Nearly equal vectors: squares and products of them would leave no digit."""
+    torch.manual_seed(0)
+    vector = TaskVector.from_tensors({"w": torch.randn(60, 40), "empty": torch.zeros(3, 0)})
+    small = vector.compress(rank=8)
+    factors = small["w"].terms[0].delta.sources
+    near = TaskVector.from_tensors({"w": (factors[0].read() * (1 + 1e-7), factors[1].read())})
+    for lost in (vector - vector.compress(tolerance=0.0, dtype="float32"), vector - small, small - near):
+        exact = lost.dense("w", "float64").norm().item()
+        assert 0 < lost.norm() == pytest.approx(exact, rel=1e-6)
