@@ -57,8 +57,9 @@ class ModelRecord:
     datasets: tuple[str, ...] = ()
     #: a digest of the vocabulary, where a tokenizer was beside the weights
     tokenizer: str | None = None
-    #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples
-    sha256: str | None = None
+    #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples.
+    #: The record of a model is the same with and without it
+    sha256: str | None = field(default=None, compare=False)
     #: the weights themselves, where they are in files; not stored
     weights: Mapping[str, Source] | None = field(default=None, compare=False, repr=False)
     #: where the model was found, a Hub id or a folder of this machine; not stored
