@@ -25,6 +25,7 @@ _PER_TENSOR = 8
 # one tensor), or as there are tensors.
 _COUNTS = re.compile(r"layer|block|expert|depth|stage|head|codebook|types")
 _SIZES = re.compile(r"size|dim|vocab")
+_TOO_MUCH = "far more than the model's files hold or, if there are none, than any known model has"
 
 
 def most_parameters(config: Mapping[str, Any], stored: Mapping[str, Sequence[int]] | None) -> int:
@@ -41,10 +42,7 @@ def most_parameters(config: Mapping[str, Any], stored: Mapping[str, Sequence[int
         largest = max([most, *(size for shape in stored.values() for size in shape)])
     for key, value in _numbers(config):
         if value > largest and _COUNTS.search(key) and not _SIZES.search(key):
-            raise MismatchError(
-                f"the config says {key}={value}, and the model's files are far too small for that. Is it the model's "
-                "own config.json?"
-            )
+            raise MismatchError(f"the config says {key}={value}, {_TOO_MUCH}. Is it the model's own config.json?")
     return most
 
 
@@ -84,8 +82,8 @@ def build_meta_model(config: Mapping[str, Any], most: int) -> Any:
             return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     except _TooLargeError:
         raise MismatchError(
-            f"the config describes a {config['model_type']} model of more than {most} parameters, and the model's "
-            "files are far too small for that. Is it the model's own config.json?"
+            f"the config describes a {config['model_type']} model of more than {most} parameters, {_TOO_MUCH}. Is it "
+            "the model's own config.json?"
         ) from None
     except Exception as error:  # transformers raises whatever the values lead it to
         raise MismatchError(
