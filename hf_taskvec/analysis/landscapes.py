@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from hf_taskvec.analysis.token_batches import mean_loss
 from hf_taskvec.analysis.token_rows import Data, TokenRows, check_predictable, check_rows, is_columns, token_rows
 from hf_taskvec.errors import BadValueError, CorruptFileError, OutputError
 from hf_taskvec.figures import Plottable
+from hf_taskvec.json_files import parse_json
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.models.model_facts import evaluation_mode
 from hf_taskvec.progress import progress_bar
+from hf_taskvec.typed_values import typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +160,7 @@ def loss_landscape(
     points = {"θ_0": (0.0, 0.0), names[0]: (plane.norm_a, 0.0), names[1]: (plane.along, plane.across)}
     x, y = (_axis([point[i] for point in points.values()], size, margin) for i in (0, 1))
     key = _key(model, vector_a, vector_b, rows, x, y)
-    finished = _FinishedPoints(output, key)
+    finished = _FinishedPoints(output, key, rows)
     grid = [(i, j) for j in range(size) for i in range(size)]
     for i, j in progress_bar(grid, "Landscape", progress):
         if (i, j) in finished.losses:
@@ -212,10 +214,19 @@ def _key(
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Point:
+    """The losses at one point of the grid."""
+
+    x: int
+    y: int
+    losses: dict[str, float]
+
+
 class _FinishedPoints:
     """The losses at finished points, appended to a file as they are measured, a line for each."""
 
-    def __init__(self, output: str | Path | None, key: str) -> None:
+    def __init__(self, output: str | Path | None, key: str, names: Collection[str]) -> None:
         self.losses: dict[tuple[int, int], dict[str, float]] = {}
         self._path = None if output is None else Path(output) / f"landscape-{key[:16]}.jsonl"
         if self._path is None:
@@ -225,21 +236,24 @@ class _FinishedPoints:
             if not self._path.exists():
                 self._append({"key": key})
                 return
-            lines = self._path.read_text("utf-8").split("\n")
+            content = self._path.read_bytes()
         except OSError as error:
             raise OutputError(f"cannot write to {self._path.parent.name}: {error.strerror or error}.") from None
+        whole, newline, unfinished = content.rpartition(b"\n")  # what follows the last newline was cut off
         try:
-            head = json.loads(lines[0]).get("key")
-            points = [json.loads(line) for line in lines[1:-1]]  # what follows the last newline was cut off
-            self.losses = {(p["x"], p["y"]): p["losses"] for p in points}
-        except (ValueError, KeyError, AttributeError, TypeError):
-            head = None
-        if head != key:
+            head, *points = [parse_json(line, "a line") for line in whole.decode().split("\n")]
+            if head != {"key": key}:
+                raise CorruptFileError("it is of other points")
+            for found in (typed(_Point, point) for point in points):
+                if found.losses.keys() != set(names):
+                    raise CorruptFileError("a point has losses on other data")
+                self.losses[found.x, found.y] = found.losses
+        except (CorruptFileError, UnicodeDecodeError) as error:
             raise CorruptFileError(
-                f"{self._path.name} in {self._path.parent.name} is damaged: remove it to start again."
-            )
-        if lines[-1]:  # a line that a killed run did not finish
-            atomic.write_text(self._path, "\n".join(lines[:-1]) + "\n")
+                f"{self._path.name} in {self._path.parent.name} is damaged ({error}): remove it to start again."
+            ) from None
+        if unfinished:  # a line that a killed run did not finish
+            atomic.write_bytes(self._path, whole + newline)
 
     def add(self, i: int, j: int, losses: dict[str, float]) -> None:
         self.losses[i, j] = losses

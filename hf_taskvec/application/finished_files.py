@@ -2,14 +2,26 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from hf_taskvec.atomic import write_text
+from hf_taskvec.errors import CorruptFileError, MissingFileError
 from hf_taskvec.files.own_folder import clear
+from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
 
 _PROGRESS = ".progress.json"
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What an interrupted run was doing, and the digests of the files that it finished."""
+
+    job: str
+    files: dict[str, str]
 
 
 class FinishedFiles:
@@ -65,10 +77,10 @@ class FinishedFiles:
 def _noted(folder: Path, job: str) -> dict[str, str]:
     """The note's files, if there is a note of this job that can be read."""
     try:
-        noted = json.loads((folder / _PROGRESS).read_text("utf-8"))
-        return dict(noted["files"]) if noted["job"] == job else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        noted = typed(_Note, read_json(folder / _PROGRESS))
+    except (MissingFileError, CorruptFileError):
         return {}
+    return noted.files if noted.job == job else {}
 
 
 def _is_plain(path: Path) -> bool:

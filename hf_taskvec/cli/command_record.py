@@ -6,8 +6,18 @@ from pathlib import Path
 
 from hf_taskvec import filenames
 from hf_taskvec._version import __version__
+from hf_taskvec.errors import CorruptFileError, MissingFileError
+from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
 
 _SECRET_OPTIONS = ("--token",)
+
+
+@dataclass(frozen=True)
+class CommandRecord:
+    """The commands that wrote a folder, one after another."""
+
+    commands: tuple[tuple[str, ...], ...]
 
 
 @dataclass
@@ -31,10 +41,10 @@ def record_command(output: Path) -> None:
 
     path = output / filenames.COMMAND_RECORD if output.is_dir() else output.with_name(f"{output.name}.command.json")
     try:
-        earlier = json.loads(path.read_text("utf-8"))["commands"]
-    except (OSError, ValueError, LookupError, TypeError):
-        earlier = []
-    command = ["taskvec", *(without_secrets(each) for each in without_tokens(running.arguments))]
+        earlier = typed(CommandRecord, read_json(path)).commands
+    except (MissingFileError, CorruptFileError):
+        earlier = ()
+    command = ("taskvec", *(without_secrets(each) for each in without_tokens(running.arguments)))
     commands = [each for each in earlier if each != command] + [command]
     text = json.dumps({"hf_taskvec": __version__, "commands": commands}, indent=1, ensure_ascii=False)
     write_text(path, text + "\n")

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.yaml_files import parse_yaml
 
 Config = TypeVar("Config")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -70,8 +71,6 @@ def parse_config(
 
 def read_config(kind: type[Any], name: str, configs: Path) -> dict[str, Any]:
     """The values of a YAML file, its keys and types checked against the config's fields."""
-    import yaml
-
     ready = {path.stem: path for path in sorted(configs.glob("*.yaml"))}
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else ready.get(name)
     if path is None or not path.is_file():
@@ -80,9 +79,10 @@ def read_config(kind: type[Any], name: str, configs: Path) -> dict[str, Any]:
             "a file of your own is named with its .yaml."
         )
     try:
-        values = yaml.safe_load(path.read_text("utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
         raise BadValueError(f"{path.name} is not valid YAML: {error}") from None
+    values = parse_yaml(text, path.name) or {}
     if not isinstance(values, dict):
         raise BadValueError(f"{path.name} must hold `key: value` lines.")
     hints = get_type_hints(kind)

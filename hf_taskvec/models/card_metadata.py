@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hf_taskvec.algebra.provenance import License
+from hf_taskvec.errors import CorruptFileError
+from hf_taskvec.yaml_files import parse_yaml
 
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
@@ -19,8 +19,8 @@ def front_matter(text: str) -> dict[str, Any]:
     """
     found = _FRONT_MATTER.match(text)
     try:
-        data = yaml.safe_load(found[1]) if found else None
-    except yaml.YAMLError:
+        data = parse_yaml(found[1], "the card's metadata") if found else None
+    except CorruptFileError:
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -4,6 +4,7 @@ Only what transformers itself would read is taken, by the names that it knows: a
 nobody asked to have those copied and published.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _modules_named(folder: Path) -> Iterator[str]:
 
 def _is_module(name: str) -> bool:
     """Whether a module lies in the folder itself."""
-    return bool(name) and Path(name).name == name and not name.startswith(".") and "\\" not in name
+    return re.fullmatch(r"\w[\w.-]{0,200}", name, re.ASCII) is not None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -8,6 +8,23 @@ from typing import Any
 from hf_taskvec.errors import CorruptFileError
 from hf_taskvec.filenames import EPOCH_VECTORS, TRAINING_RECORD
 from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
+
+
+@dataclass(frozen=True)
+class _Timing:
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is read of the record of a run."""
+
+    losses: tuple[float, ...]
+    epoch_losses: tuple[float, ...]
+    steps: int
+    timing: _Timing
+    vectors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -52,18 +69,21 @@ class Finetuned:
             `CorruptFileError`: If the record is damaged.
         """
         folder = Path(folder)
-        data = read_json(folder / TRAINING_RECORD)
         try:
-            return cls(
-                folder=folder,
-                losses=tuple(map(float, data["losses"])),
-                epoch_losses=tuple(map(float, data["epoch_losses"])),
-                steps=int(data["steps"]),
-                tokens_per_second=float(data["timing"]["tokens_per_second"]),
-                vectors=tuple(folder / EPOCH_VECTORS / name for name in data["vectors"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(f"{TRAINING_RECORD} in {folder.name} is damaged ({error!r}). Train again.") from None
+            data = typed(_Record, read_json(folder / TRAINING_RECORD))
+            for name in data.vectors:
+                if Path(name).name != name or name in ("", "..") or "\0" in name:
+                    raise CorruptFileError(f"{name[:60]!r} is no folder in {EPOCH_VECTORS}.")
+        except CorruptFileError as error:
+            raise CorruptFileError(f"{TRAINING_RECORD} in {folder.name} is damaged: {error} Train again.") from None
+        return cls(
+            folder=folder,
+            losses=data.losses,
+            epoch_losses=data.epoch_losses,
+            steps=data.steps,
+            tokens_per_second=data.timing.tokens_per_second,
+            vectors=tuple(folder / EPOCH_VECTORS / name for name in data.vectors),
+        )
 
 
 def write_record(folder: Path, data: dict[str, Any]) -> None:

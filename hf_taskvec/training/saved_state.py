@@ -18,6 +18,8 @@ from hf_taskvec.errors import CorruptFileError, OutputError
 from hf_taskvec.filenames import TRAINING_STATE
 from hf_taskvec.training.accelerators import assign_tensor, whole_tensor
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 @dataclass(frozen=True)
 class SavedState:
@@ -40,12 +42,26 @@ def find_state(folder: Path) -> SavedState | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            losses = tuple(file.get_tensor("losses").tolist())
-            return SavedState(path, file.metadata()["key"], losses)
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise CorruptFileError(
-            f"the checkpoint in {folder.name} is damaged ({error}). Delete that folder to start anew."
-        ) from None
+            losses = _checked(file.get_tensor("losses"), (None,), torch.float64, "losses")
+            if not bool(losses.isfinite().all()):
+                raise CorruptFileError("losses are not finite")
+            return SavedState(path, file.metadata()["key"], tuple(losses.tolist()))
+    except (SafetensorError, OSError, KeyError, TypeError, CorruptFileError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> CorruptFileError:
+    return CorruptFileError(f"the checkpoint in {folder.name} is damaged ({error}). Delete that folder to start anew.")
+
+
+def _checked(tensor: torch.Tensor, shape: tuple[int | None, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
+    """A tensor of the file, refused if it is not what was saved; None stands for any length."""
+    fits = len(shape) == tensor.dim() and all(
+        want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != dtype:
+        raise CorruptFileError(f"{name} is {tensor.dtype} of shape {list(tensor.shape)}")
+    return tensor
 
 
 def save_state(
@@ -85,15 +101,20 @@ def writing_safetensors(folder: Path) -> Iterator[None]:
 
 def load_state(saved: SavedState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put model and optimiser where the checkpoint was, whatever the number of processes then and now."""
-    with safe_open(saved.path, framework="pt") as file:
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            assign_tensor(parameter.data, file.get_tensor(f"weight/{name}"))
-            state = optimizer.state[parameter]
-            state["step"] = (
-                file.get_tensor(f"step/{name}").clone().to(parameter.device)
-            )  # what is read is a mapped file
-            for part in ("exp_avg", "exp_avg_sq"):
-                state[part] = torch.zeros_like(parameter.data)
-                assign_tensor(state[part], file.get_tensor(f"{part}/{name}"))
+    try:
+        with safe_open(saved.path, framework="pt") as file:
+            for name, parameter in model.named_parameters():
+                if not parameter.requires_grad:
+                    continue
+                like = tuple(parameter.shape), parameter.dtype
+                found = {part: file.get_tensor(f"{part}/{name}") for part in ("weight", "step", *_MOMENTS)}
+                for part, tensor in found.items():
+                    _checked(tensor, *(((), torch.float32) if part == "step" else like), f"{part}/{name}")
+                assign_tensor(parameter.data, found["weight"])
+                state = optimizer.state[parameter]
+                state["step"] = found["step"].clone().to(parameter.device)  # what is read is a mapped file
+                for part in _MOMENTS:
+                    state[part] = torch.zeros_like(parameter.data)
+                    assign_tensor(state[part], found[part])
+    except (SafetensorError, OSError, CorruptFileError) as error:
+        raise _damaged(saved.path.parent, error) from None

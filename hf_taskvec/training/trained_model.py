@@ -81,7 +81,7 @@ def open_base(base: "str | Path | PreTrainedModel") -> TrainingBase:
             raise UnsupportedError(f"{checkpoint.name} has no config.json with a model_type: it cannot be trained.")
         try:
             config = AutoConfig.from_pretrained(checkpoint.folder)
-        except ValueError as error:
+        except Exception as error:  # transformers raises whatever the values lead it to
             raise UnsupportedError(f"{checkpoint.name}: transformers does not know this model ({error}).") from None
         _check_causal(config, checkpoint.name, checkpoint.config.get("architectures"))
         return TrainingBase(checkpoint.folder, config, checkpoint, checkpoint.record())
@@ -113,11 +113,11 @@ def training_dtype(config: "PreTrainedConfig", settings: TrainingSettings, preci
     return torch.bfloat16 if stays else torch.float32
 
 
-def _check_causal(config: "PreTrainedConfig", where: str, architectures: "list[str] | None") -> None:
+def _check_causal(config: "PreTrainedConfig", where: str, architectures: object) -> None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     remedy = "Task vectors of this library are those of causal language models (GPT, Llama, Phi, ...)."
-    kind = architectures[0] if architectures else config.model_type
+    kind = architectures[0] if isinstance(architectures, list) and architectures else config.model_type
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedError(f"{where} ({kind}) is not a causal language model. {remedy}")
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):

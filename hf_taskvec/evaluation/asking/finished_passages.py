@@ -9,6 +9,7 @@ each other's.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,42 @@ from hf_taskvec.errors import CorruptFileError, OutputError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
 
 STORE_FORMAT = "hf_taskvec/evaluation-store"
 STORE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A finished passage, as it is stored."""
+
+    key: str
+    text: str
+    log_probs: tuple[float, ...]
+    hits: tuple[int, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there is a hit or a miss for each token of the true text."""
+        return len(self.hits) == len(self.log_probs) and set(self.hits) <= {0, 1}
+
+
+@dataclass(frozen=True)
+class _StoreHead:
+    """What a file of the store says of itself."""
+
+    format: str
+    version: int
+
+
+@dataclass(frozen=True)
+class _StoreFile:
+    """What it holds."""
+
+    sha256: str
+    records: tuple[_Record, ...]
 
 
 def record_key(model: str, edit: str, scale: float, passage: TokenizedPassage, protocol: Protocol) -> str:
@@ -100,21 +134,21 @@ def _digest(body: Any) -> str:
 def _read(path: Path) -> dict[str, Continuation]:
     remedy = "Move it away: only its own passages will be generated again"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != STORE_FORMAT:
-            raise CorruptFileError(f"{path.name} is no file of an evaluation store. {remedy}")
-        if content["version"] != STORE_VERSION:
-            raise CorruptFileError(
-                f"{path.name} has version {content['version']} of the store, this hf_taskvec reads "
-                f"{STORE_VERSION}. Use the version that wrote it, or another folder"
-            )
-        if _digest(content["records"]) != content["sha256"]:
-            raise CorruptFileError(f"{path.name} in the store does not match its checksum. {remedy}")
-        return {
-            record["key"]: Continuation(
-                record["text"], tuple(record["log_probs"]), tuple(bool(hit) for hit in record["hits"])
-            )
-            for record in content["records"]
-        }
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CorruptFileError(f"{path.name} in the store is damaged ({error}). {remedy}") from error
+        content = read_json(path)
+        head = typed(_StoreHead, content)
+        if head.format != STORE_FORMAT:
+            raise CorruptFileError("it is no file of an evaluation store")
+        if head.version != STORE_VERSION:
+            raise CorruptFileError(f"it has version {head.version} of the store, this hf_taskvec reads {STORE_VERSION}")
+        stored = typed(_StoreFile, content)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{path.name} in the store cannot be read: {error}. {remedy}") from None
+    if _digest(content["records"]) != stored.sha256:
+        raise CorruptFileError(f"{path.name} in the store does not match its checksum. {remedy}")
+    records = {record.key: record for record in stored.records}
+    if len(records) != len(stored.records) or not all(record.is_sound for record in stored.records):
+        raise CorruptFileError(f"{path.name} in the store contradicts itself. {remedy}")
+    return {
+        key: Continuation(record.text, record.log_probs, tuple(hit == 1 for hit in record.hits))
+        for key, record in records.items()
+    }

@@ -28,11 +28,8 @@
 - `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
 """
 
-import functools
 import json
-import types
-import typing
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,19 +48,29 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 )
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, MetricName
+from hf_taskvec.evaluation.scoring.metrics import MetricName
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
-from hf_taskvec.evaluation.texts.protocols import Protocol
+from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
 from hf_taskvec.figures import render
 from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
+from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT_SCHEMA = "hf_taskvec/unlearning-report"
 REPORT_VERSION = 3
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a file says of itself."""
+
+    schema: str
+    version: int
 
 
 @dataclass(frozen=True)
@@ -313,9 +320,10 @@ class UnlearningReport:
         if not path.is_file():
             raise MissingFileError(f"no report at {str(path)!r}; `UnlearningReport.save(folder)` writes one")
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), path.name)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CorruptFileError(f"{path.name} is damaged ({error}); run the sweep again") from error
+            content = read_json(path)
+        except CorruptFileError as error:
+            raise CorruptFileError(f"{path.name} is damaged ({error}); run the sweep again") from None
+        return cls.from_dict(content, path.name)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
@@ -334,17 +342,16 @@ class UnlearningReport:
             `CorruptFileError`: If it is damaged, no report, or of another version.
         """
         try:
-            if content["schema"] != REPORT_SCHEMA or content["version"] != REPORT_VERSION:
-                raise CorruptFileError(
-                    f"{name} is {content['schema']!r} version {content['version']}; this hf_taskvec "
-                    f"reads {REPORT_SCHEMA!r} version {REPORT_VERSION}"
-                )
-            # Earlier reports have no theory.
-            report = _build(cls, {"theory": None, **content, "protocol": None})
-            _check_metrics(report)
-            return replace(report, protocol=Protocol.from_dict(content["protocol"]))
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise CorruptFileError(f"{name} is damaged or no report ({error!r}); run the sweep again") from error
+            head = typed(_Head, content)
+            if head == _Head(REPORT_SCHEMA, REPORT_VERSION):
+                protocol = with_later_fields(content.get("protocol"))
+                return typed(cls, {"theory": None, **content, "protocol": protocol})  # earlier reports have no theory
+        except (CorruptFileError, BadValueError) as error:  # of another type; a protocol of senseless numbers
+            raise CorruptFileError(f"{name} is damaged or no report: {error} Run the sweep again") from None
+        raise CorruptFileError(
+            f"{name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {REPORT_SCHEMA!r} version "
+            f"{REPORT_VERSION}"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -352,50 +359,4 @@ def _plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return value
-
-
-def _check_metrics(report: UnlearningReport) -> None:
-    """Refuse metrics that this version does not have: nothing could tell which way is up."""
-    named = (report.metrics, report.scores, report.reference_scores, report.tests)
-    used = [*(each.name if isinstance(each, MetricInfo) else each.metric for part in named for each in part)]
-    if report.choice is not None:
-        used.append(report.choice.metric)
-    if unknown := [name for name in used if name not in METRICS]:
-        raise CorruptFileError(f"the report has a metric {unknown[0]!r}, which this hf_taskvec does not know")
-
-
-def _build(kind: Any, value: Any) -> Any:
-    """The inverse of `_plain`: plain JSON data as the declared type, which it must fit; None for a protocol."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        option = next(option for option in inner if option is not types.NoneType)
-        return None if value is None else _build(option, value)
-    if kind is Protocol:
-        return None  # has a reader of its own
-    if origin is typing.Literal:
-        return _fitting(value, value in inner, kind)
-    if origin is tuple:
-        items = _fitting(value, isinstance(value, list | tuple), kind)
-        return tuple(_build(inner[0], item) for item in items)
-    if origin is dict:
-        items = _fitting(value, isinstance(value, dict), kind)
-        return {_build(inner[0], key): _build(inner[1], item) for key, item in items.items()}
-    if is_dataclass(kind):
-        declared = _hints(kind)  # type: ignore[arg-type]
-        return kind(**{name: _build(hint, value[name]) for name, hint in declared.items()})  # type: ignore[operator]
-    if kind is float:
-        return float(_fitting(value, isinstance(value, int | float) and not isinstance(value, bool), kind))
-    return _fitting(value, isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), kind)
-
-
-@functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _fitting(value: Any, fits: bool, kind: Any) -> Any:
-    if not fits:
-        raise TypeError(f"{str(value)[:60]!r} where {kind} belongs")
     return value

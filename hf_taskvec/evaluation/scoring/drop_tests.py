@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_taskvec.evaluation.scoring.metrics import Metric
+from hf_taskvec.evaluation.scoring.metrics import Metric, MetricName
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, permutation_test
 from hf_taskvec.evaluation.texts.books import Role
 
@@ -38,7 +38,7 @@ class LossTest:
     first: str
     second: str
     scale: float
-    metric: str
+    metric: MetricName
     first_loss: float
     second_loss: float
     difference: Interval

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.typed_values import typed
 
 Unit = Literal["words", "tokens"]
 Placement = Literal["disjoint", "random", "stride", "given"]
@@ -146,8 +147,12 @@ class Protocol:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Protocol":
         """The protocol that `to_dict` described; the hash is computed anew."""
-        rest = {key: value for key, value in fields.items() if key != "hash"}
-        return cls(**{**rest, "decoding": Decoding(**rest["decoding"])})
+        return typed(cls, with_later_fields(fields))
+
+
+def with_later_fields(fields: Any) -> Any:
+    """The fields of a protocol of an earlier version, with what it could not say: what was always done then."""
+    return {**_LATER, **fields} if isinstance(fields, dict) else fields
 
 
 def _digest(fields: dict[str, Any]) -> str:

@@ -4,11 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hf_taskvec import atomic
+from hf_taskvec.json_files import parse_json
+from hf_taskvec.typed_values import typed
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -78,9 +79,11 @@ class Trace:
 
         Returns:
             `Trace`: Equal to the one that was written.
+
+        Raises:
+            `CorruptFileError`: If it is no trace.
         """
-        data = json.loads(text)
-        return cls(tuple(data["tasks"]), tuple(RoundTrace(**_tuples(each)) for each in data["rounds"]))
+        return typed(cls, parse_json(text, "the trace"))
 
     def save(self, output: Path) -> None:
         """Write the trace into a JSON file.
@@ -90,12 +93,6 @@ class Trace:
                 The file; replaced whole if it exists.
         """
         atomic.write_text(output, self.to_json())
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_tuples(each) for each in value)
-    return {key: _tuples(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def cosines(gram: torch.Tensor) -> tuple[Matrix, tuple[float, ...]]:

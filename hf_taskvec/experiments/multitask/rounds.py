@@ -331,6 +331,10 @@ def _remove_rounds(folder: Path) -> None:
     shutil.rmtree(folder / TASKS, ignore_errors=True)
 
 
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
 def _resume(folder: Path, key: str, trainer: TaskTrainer, tasks: Sequence[Task]) -> tuple[Weights, Trace]:
     """Where an interrupted run was, or the start."""
     path = folder / STATE
@@ -342,14 +346,19 @@ def _resume(folder: Path, key: str, trainer: TaskTrainer, tasks: Sequence[Task])
         return trainer.start, Trace(tuple(task.name for task in tasks))
     try:
         with safe_open(path, framework="pt") as file:
-            found, trace = json.loads(file.metadata()["rounds"])
+            found, text = json.loads(file.metadata()["rounds"])
             if found != key:
                 raise OutputError(
                     f"{folder.name} holds rounds of another base, other tasks or other settings. Choose another "
                     "folder, or delete it."
                 )
-            return {name: file.get_tensor(name) for name in trainer.start}, Trace.from_json(trace)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            trace = Trace.from_json(text)
+            weights = {name: file.get_tensor(name) for name in trainer.start}
+            same = all(_alike(tensor, trainer.start[name]) for name, tensor in weights.items())
+            if not same or trace.tasks != tuple(task.name for task in tasks):
+                raise CorruptFileError("it holds other weights or tasks than its key says")
+            return weights, trace
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, OutputError):
             raise
         raise CorruptFileError(
