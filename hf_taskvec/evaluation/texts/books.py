@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.texts import cleaning
 from hf_taskvec.hub_names import HUB_ID, split_revision
 from hf_taskvec.progress import library_bars
@@ -283,9 +283,7 @@ def _read(
         return path.stem, cleaning.decode(path.read_bytes(), path.name, encoding), []
     if path.is_dir():
         if (path / "dataset_info.json").is_file():
-            import datasets
-
-            return _read_dataset(datasets.load_from_disk(str(path)), path.name)
+            return _read_dataset(_dataset_on_disk(path), path.name)
         files = sorted(path.glob("*.txt"))
         if not files:
             raise MissingFileError(f"the folder {path.name!r} holds no .txt file and no saved data set")
@@ -303,6 +301,22 @@ def _read(
     except (FileNotFoundError, ConnectionError, ValueError) as error:
         raise MissingFileError(f"no book at {str(source)!r}, here or on the Hub (split {split!r}): {error}") from error
     return _read_dataset(loaded, name.split("/")[-1])
+
+
+def _dataset_on_disk(folder: Path) -> "datasets.Dataset":
+    """What `Dataset.save_to_disk` wrote; its tables are mapped, so they are checked before they are believed."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+        if isinstance(found, datasets.Dataset):
+            found.data.table.validate(full=True)
+            found = found.with_format(None)
+    except Exception as error:  # datasets and Arrow raise whatever the damaged files lead them to
+        raise CorruptFileError(
+            f"the data set in {folder.name!r} is damaged ({type(error).__name__}: {str(error)[:200]}). Save it again"
+        ) from None
+    return found
 
 
 def _read_dataset(dataset: "datasets.Dataset", name: str) -> tuple[str, str, list[tuple[str, str]]]:
