@@ -1,6 +1,7 @@
 """Names on the Hub: `me/model`, `me/model@revision`, and what is a path instead."""
 
 import re
+from pathlib import Path
 
 #: a repository with its owner, as cards and pushes need it
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -28,3 +29,15 @@ def may_be_hub_id(name: str) -> bool:
     (True, True, False, False)
     """
     return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
+
+
+def is_folder(where: str | Path) -> bool:
+    """Whether there is such a folder on this machine; a name that the system does not even take is none.
+
+    >>> is_folder("."), is_folder("x" * 10_000)
+    (True, False)
+    """
+    try:
+        return Path(where).is_dir()
+    except (OSError, ValueError):
+        return False

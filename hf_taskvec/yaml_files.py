@@ -8,7 +8,7 @@ import yaml
 from hf_taskvec.errors import CorruptFileError
 
 _DEEPEST = 50
-_LONGEST = 1_000_000
+_LONGEST = 100_000
 _OPENING = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSING = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 

@@ -21,7 +21,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError,
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
-from hf_taskvec.hub_names import split_revision
+from hf_taskvec.hub_names import is_folder, split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config
@@ -121,7 +121,7 @@ def _named(
     if not named and own and not Path(own).is_absolute():
         return own, own_revision
     where = named or given or own
-    if where is None or Path(where).is_dir():
+    if where is None or is_folder(where):
         return (str(where) if named else str(Path(where).resolve())) if where else None, None
     return split_revision(str(where))
 

@@ -25,7 +25,7 @@ from hf_taskvec.errors import (
 )
 from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG
-from hf_taskvec.hub_names import may_be_hub_id
+from hf_taskvec.hub_names import is_folder, may_be_hub_id
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config, layout_of_model
@@ -208,7 +208,7 @@ def base_of(
             raise
         return AdapterBase(None, Layout(), "the base that the adapter's config names cannot be reached")
     unknown = "its architecture is unknown"
-    if Path(where).is_dir():
+    if is_folder(where):
         try:
             opened = open_model(where, revision, token)
             return AdapterBase(lambda: opened, opened.layout, unknown, at_hand=True)
@@ -245,9 +245,9 @@ def named_base(adapter: Adapter, layout: Layout) -> ModelRecord | None:
         return (
             ModelRecord(f"a {layout.architecture}", architecture=layout.architecture) if layout.architecture else None
         )
-    if may_be_hub_id(named) and not Path(named).exists():
+    if may_be_hub_id(named) and not is_folder(named):
         return ModelRecord(named, architecture=layout.architecture, address=named)
-    address = str(Path(named).resolve()) if Path(named).is_dir() else None
+    address = str(Path(named).resolve()) if is_folder(named) else None
     return ModelRecord(Path(named).name, architecture=layout.architecture, address=address)
 
 

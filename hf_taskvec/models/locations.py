@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_taskvec.errors import MissingFileError
-from hf_taskvec.hub_names import may_be_hub_id, split_revision
+from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def locate(where: str | Path, revision: str | None, token: str | bool | None, pa
         `MissingFileError`: If there is neither such a folder nor such a repository.
     """
     folder = Path(where)
-    if folder.is_dir():
+    if is_folder(folder):
         return LocatedFolder(folder, folder.resolve().name, None)
     if isinstance(where, Path) or not may_be_hub_id(where):
-        raise MissingFileError(f"there is no folder {folder.name!r} at the given path.")
+        raise MissingFileError(f"there is no folder {folder.name[:255]!r} at the given path.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

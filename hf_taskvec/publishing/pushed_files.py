@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_taskvec import filenames
-from hf_taskvec.errors import LeakError, MissingFileError
-from hf_taskvec.hub_names import may_be_hub_id, split_revision
+from hf_taskvec.errors import CorruptFileError, LeakError, MissingFileError
+from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.companions import companion_files
 from hf_taskvec.models.folder_contents import ContentKind
@@ -71,7 +71,10 @@ def files_to_push(
     if found is not None:
         files |= {f"{filenames.REPORT_FOLDER}/{name}": content for name, content in published_report(found).items()}
     if filenames.MODEL_CARD in files:
-        card = (artifact.folder / filenames.MODEL_CARD).read_text("utf-8")
+        try:
+            card = (artifact.folder / filenames.MODEL_CARD).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(f"{filenames.MODEL_CARD} is not text in UTF-8 ({error}). Save it as such.") from None
         check_card(card, artifact)
     else:
         card = card_for(
@@ -155,13 +158,13 @@ def _without_paths(path: Path, base_model: str | None) -> Path | bytes:
 
 
 def _is_folder(name: str) -> bool:
-    return not may_be_hub_id(name) or Path(name).is_dir()
+    return not may_be_hub_id(name) or is_folder(name)
 
 
 def _is_clean(path: Path) -> bool:
     try:
         check_text(path.read_text("utf-8"), path.name)
-    except LeakError:
+    except (LeakError, UnicodeDecodeError):
         return False
     return True
 

@@ -11,7 +11,7 @@ from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.algebra.provenance_schema import MODEL, PROVENANCE
 from hf_taskvec.errors import CorruptFileError, MissingFileError, UnsupportedError
 from hf_taskvec.files.vector_schema import vector_schema
-from hf_taskvec.hub_names import HUB_ID
+from hf_taskvec.hub_names import HUB_ID, is_folder
 from hf_taskvec.json_files import Schema, line, read_json
 from hf_taskvec.models.folder_contents import RECORDS, ContentKind, record_in
 
@@ -127,7 +127,7 @@ def _read(folder: Path, kind: ContentKind, record: dict[str, Any]) -> Artifact:
     if kind == "adapter":
         named = read_json(folder / filenames.ADAPTER_CONFIG).get("base_model_name_or_path")
         if named:
-            is_id = HUB_ID.fullmatch(named) and not Path(named).is_dir()
+            is_id = HUB_ID.fullmatch(named) and not is_folder(named)
             name = named if is_id else Path(named).name
             base = base if base is not None and base.name == name else ModelRecord(name)
     changed = int(record["changed_parameters"])

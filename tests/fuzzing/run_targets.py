@@ -1,0 +1,508 @@
+"""What runs leave for later runs: reports, stores, training records and states, notes of interrupted work."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from fuzzing.formats import Json, JsonLines, SafetensorsHeader
+from fuzzing.runner import AnyOf, MeaninglessError, Target
+from fuzzing.vector_targets import _loaded, _number, _reread, _typed, _whole
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+
+from hf_taskvec.analysis.landscapes import _FinishedPoints
+from hf_taskvec.application.finished_files import FinishedFiles
+from hf_taskvec.evaluation import UnlearningReport
+from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _digest
+from hf_taskvec.evaluation.asking.generation import Continuation
+from hf_taskvec.experiments.multitask import rounds
+from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
+from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.filenames import TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
+from hf_taskvec.training.saved_state import find_state, load_state, save_state
+
+# Reports.
+
+_NAMES = {"book": "A", "name": "A", "first": "A", "second": "B", "metric": "rouge_l", "scale": -0.5, "reference": "A"}
+
+
+def example(kind: Any, name: str = "") -> Any:
+    """Some value of a type, as a report could have it: every field is there, and none is empty."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return example(inner[0], name)
+    if origin is typing.Literal:
+        return inner[0]
+    if origin is tuple:
+        return (example(inner[0], name),) * (len(inner) if inner[-1] is not Ellipsis else 1)
+    if origin is dict:
+        return {"rouge_l": example(inner[1], name)}
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: example(hints[field.name], field.name) for field in fields(kind)})  # type: ignore[operator]
+    return (
+        _NAMES.get(name)
+        if name in _NAMES and isinstance(_NAMES[name], kind)
+        else {str: "text", int: 3, float: 0.25, bool: True}[kind]
+    )
+
+
+@cache
+def _report() -> UnlearningReport:
+    report = example(UnlearningReport)
+    return replace(report, metrics=(replace(report.metrics[0], name="rouge_l"),))
+
+
+def make_report(folder: Path) -> None:
+    _report().save(folder, plots=False)
+
+
+def read_report(folder: Path) -> Any:
+    report = UnlearningReport.load(folder)
+    assert report.to_markdown() and report._repr_html_()  # whatever is accepted can be shown
+    return json.loads(report.to_json())
+
+
+def expected_report(document: Any, folder: Path) -> Any:
+    """The very document, if each of its values is of the declared type."""
+    document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+    known = {"schema", "version", *(field.name for field in fields(UnlearningReport))}
+    document = {"theory": None, **_typed(document, dict)}
+    found = {key: value for key, value in document.items() if key in known}
+    for key, kind in typing.get_type_hints(UnlearningReport).items():
+        found[key] = conforming(kind, document.get(key), key)
+    found["protocol"]["hash"] = _protocol_hash(found["protocol"])
+    return found
+
+
+def _protocol_hash(fields: Any) -> str:
+    from hf_taskvec.evaluation.texts.protocols import Protocol
+
+    try:
+        return Protocol.from_dict(fields).hash
+    except ValueError as error:
+        raise MeaninglessError(str(error)) from None
+
+
+def conforming(kind: Any, value: Any, where: str) -> Any:
+    """The value without what no type declares; an error if it is not of its type."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in inner:
+            return None
+        return conforming(next(each for each in inner if each is not types.NoneType), value, where)
+    if origin is typing.Literal:
+        if value not in inner or type(value) is not type(inner[0]):
+            raise MeaninglessError(f"{where} is {str(value)[:40]!r}")
+        return value
+    if origin is tuple:
+        return [conforming(inner[0], each, where) for each in _typed(value, list)]
+    if origin is dict:
+        return {key: conforming(inner[1], each, where) for key, each in _typed(value, dict).items()}
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        given = _typed(value, dict)
+        given = {"cut": "alone", "theory": None, **given}
+        if missing := [field.name for field in fields(kind) if field.name not in given]:
+            raise MeaninglessError(f"{where} has no {missing[0]}")
+        return {field.name: conforming(hints[field.name], given[field.name], field.name) for field in fields(kind)}
+    return _number(value) if kind is float else _typed(value, kind)
+
+
+# Stores of sweeps.
+
+
+def make_store(folder: Path) -> None:
+    store = FinishedPassages(folder)
+    store.add({"k" * 64: Continuation("a text", (-0.5, -1.25), (True, False)), "m" * 64: Continuation("é", (), ())})
+    (path,) = folder.glob("*.json")
+    path.rename(folder / "records.json")
+
+
+def read_store(folder: Path) -> Any:
+    store = FinishedPassages(folder)
+    return {key: dict(vars(found)) for key, found in store._records.items()}
+
+
+def sealed_store(document: Any) -> Any:
+    if not isinstance(document, dict) or "records" not in document:
+        return document
+    try:
+        return {**document, "sha256": _digest(_reread(document["records"]))}
+    except (MeaninglessError, TypeError, ValueError, RecursionError):
+        return document
+
+
+def expected_store(document: Any, folder: Path) -> Any:
+    document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+    try:
+        if document["format"] != "hf_taskvec/evaluation-store" or _whole(document["version"]) != 1:
+            raise MeaninglessError("another format")
+        if document["sha256"] != _digest(document["records"]):
+            raise MeaninglessError("another checksum")
+        found = {}
+        for record in _typed(document["records"], list):
+            likely = [_number(each) for each in _typed(record["log_probs"], list)]
+            hits = [{0: False, 1: True}[_whole(each)] for each in _typed(record["hits"], list)]
+            if len(likely) != len(hits) or _typed(record["key"], str) in found:
+                raise MeaninglessError("another number of hits, or a key twice")
+            found[record["key"]] = {"text": _typed(record["text"], str), "log_probs": likely, "hits": hits}
+        return found
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+# Training.
+
+_RECORD = {
+    "key": "k" * 64,
+    "losses": [3.5, 3.0, 2.5, 2.25],
+    "epoch_losses": [3.25, 2.375],
+    "steps": 4,
+    "timing": {"tokens_per_second": 100.5},
+    "vectors": ["epoch-1", "epoch-2"],
+}
+
+
+def make_record(folder: Path) -> None:
+    write_record(folder, _RECORD)
+
+
+def read_record(folder: Path) -> Any:
+    found = dict(vars(Finetuned.load(folder)))
+    found["vectors"] = [str(path.relative_to(folder)) for path in found["vectors"]]
+    return {**found, "folder": None, "finished": is_record_of(folder, "k" * 64)}
+
+
+def expected_record(document: Any, folder: Path) -> Any:
+    document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+    try:
+        losses = [_number(loss) for loss in _typed(document["losses"], list)]
+        names = [_typed(name, str) for name in _typed(document["vectors"], list)]
+        if any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
+            raise MeaninglessError("a vector outside the folder")
+        return {
+            "folder": None,
+            "losses": losses,
+            "epoch_losses": [_number(loss) for loss in _typed(document["epoch_losses"], list)],
+            "steps": _whole(document["steps"]),
+            "tokens_per_second": _number(document["timing"]["tokens_per_second"]),
+            "vectors": [f"vectors/{name}" for name in names],
+            "finished": document.get("key") == "k" * 64,
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def make_state(folder: Path) -> None:
+    model, optimizer = _trained()
+    save_state(folder, "k" * 64, [2.5, 1.5], model, optimizer, write=True)
+
+
+def read_state(folder: Path) -> Any:
+    saved = find_state(folder)
+    assert saved is not None
+    model, optimizer = _trained()
+    load_state(saved, model, optimizer)
+    parts = {
+        f"{part}/{name}": tensor.clone()
+        for name, parameter in model.named_parameters()
+        for part, tensor in {"weight": parameter.data, **optimizer.state[parameter]}.items()
+    }
+    return {"key": saved.key, "losses": list(saved.losses), **parts}
+
+
+def expected_state(document: Any, folder: Path) -> Any:
+    """Every tensor as it stands in the file, where it has the shape and the dtype that it was saved with."""
+    try:
+        content = (folder / TRAINING_STATE).read_bytes()
+        found = load_safetensors(content)
+        metadata = SafetensorsHeader().parse(content)["__metadata__"]
+        losses = found.pop("losses")
+        if losses.dtype != torch.float64 or losses.dim() != 1 or not bool(torch.isfinite(losses).all()):
+            raise MeaninglessError("no losses")
+        model, _ = _trained()
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        wanted = {f"{part}/{n}": () if part == "step" else tuple(shapes[n]) for n in shapes for part in _PARTS}
+        parts = {}
+        for name, shape in wanted.items():
+            if tuple(found[name].shape) != shape or found[name].dtype != torch.float32:
+                raise MeaninglessError(f"{name} of another shape")
+            parts[name] = found[name]
+        return {"key": _typed(metadata["key"], str), "losses": losses.tolist(), **parts}
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+_PARTS = ("weight", "step", "exp_avg", "exp_avg_sq")
+
+# Notes of interrupted work.
+
+
+def make_note(folder: Path) -> None:
+    finished = FinishedFiles(folder, "a job")
+    for name in ("one.safetensors", "two.safetensors"):
+        (folder / name).write_bytes(name.encode() * 10)
+        finished.add(name)
+
+
+def read_note(folder: Path) -> Any:
+    finished = FinishedFiles.of_interrupted_run(folder, "a job", ["one.safetensors", "two.safetensors"])
+    kept = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
+    assert kept == sorted(finished._digests), "what is not finished is removed, and nothing else"
+    return {"finished": kept}
+
+
+def expected_note(document: Any, folder: Path) -> Any:
+    """A file counts only if the note has its very digest, which the valid note has."""
+    nothing: dict[str, Any] = {"finished": []}
+    try:
+        document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+        valid = json.loads((folder.parents[1] / "valid" / "folder" / ".progress.json").read_text())["files"]
+        if document["job"] != "a job":
+            return nothing
+        return AnyOf((nothing, {"finished": sorted(n for n in valid if document["files"].get(n) == valid[n])}))
+    except (MeaninglessError, LookupError, TypeError, AttributeError):
+        return nothing
+
+
+_SETTINGS = {"inputs": {"A": "abc"}, "scales": [0.0, -0.5, 1], "seed": 1, "force": True, "rate": 1e-4, "name": None}
+
+
+def make_results(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(_SETTINGS))
+    (folder / "report.md").write_text("# A report")
+
+
+def read_results(folder: Path) -> Any:
+    return {
+        "opened": open_results_folder(folder, _SETTINGS).name,
+        "config": json.loads((folder / "config.json").read_text()),
+    }
+
+
+def expected_results(document: Any, folder: Path) -> Any:
+    raise MeaninglessError("other settings")
+
+
+# Rounds of tuning and merging.
+
+_KEY = "r" * 64
+_ROUND = RoundTrace(
+    1, 5, (1.5, 2.5), ((1.0, 0.5), (0.5, 1.0)), ((1.0, 0.25), (0.25, 1.0)), (3.0, 4.0), (1.0, 2.0), 0.125
+)
+_TRACE = Trace(("one", "two"), (_ROUND,))
+
+
+class _Trainer:
+    start: ClassVar = {"a.weight": torch.ones(2, 3), "b": torch.zeros(4)}
+
+
+def make_rounds(folder: Path) -> None:
+    rounds._save_state(folder, _KEY, {"a.weight": torch.full((2, 3), 0.5), "b": torch.arange(4.0)}, _TRACE)
+
+
+def read_rounds(folder: Path) -> Any:
+    tasks = [rounds.Task("one"), rounds.Task("two")]
+    weights, trace = rounds._resume(folder, _KEY, _Trainer(), tasks)  # type: ignore[arg-type]
+    return {"weights": {name: tensor.clone() for name, tensor in weights.items()}, "trace": json.loads(trace.to_json())}
+
+
+def expected_rounds(document: Any, folder: Path) -> Any:
+    try:
+        content = (folder / rounds.STATE).read_bytes()
+        found = load_safetensors(content)
+        key, trace = json.loads(SafetensorsHeader().parse(content)["__metadata__"]["rounds"])
+        if key != _KEY:
+            raise MeaninglessError("another key")
+        weights = {}
+        for name, tensor in _Trainer.start.items():
+            if found[name].shape != tensor.shape or found[name].dtype != tensor.dtype:
+                raise MeaninglessError("another shape")
+            weights[name] = found[name]
+        return {"weights": weights, "trace": _trace(json.loads(trace))}
+    except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+def _trace(document: Any) -> Any:
+    document = _reread(document)
+    if document.get("tasks") != ["one", "two"]:
+        raise MeaninglessError("other tasks")
+    hints = typing.get_type_hints(RoundTrace)
+    each = [_typed(one, dict) for one in _typed(document.get("rounds"), list)]
+    return {
+        "tasks": ["one", "two"],
+        "rounds": [{key: _nested(hints[key], one[key], key) for key in hints} for one in each],
+    }
+
+
+def _nested(kind: Any, value: Any, where: str) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return [_nested(inner[0], each, where) for each in _typed(value, list)]
+    return conforming(kind, value, where)
+
+
+def make_trace(folder: Path) -> None:
+    _TRACE.save(folder / "trace.json")
+
+
+def read_trace(folder: Path) -> Any:
+    return json.loads(Trace.from_json((folder / "trace.json").read_text("utf-8", errors="replace")).to_json())
+
+
+def expected_trace(document: Any, folder: Path) -> Any:
+    if isinstance(document, bytes):
+        document = _loaded(document.decode(errors="replace").encode())
+    document = _reread(document)
+    try:
+        tasks = [_typed(task, str) for task in _typed(document["tasks"], list)]
+        return {**_trace({**document, "tasks": ["one", "two"]}), "tasks": tasks}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+# Points of a landscape.
+
+_POINTS = "k" * 64
+
+
+def make_points(folder: Path) -> None:
+    points = _FinishedPoints(folder, _POINTS, ("one", "two"))
+    points.add(0, 0, {"one": 1.5, "two": 2.5})
+    points.add(0, 1, {"one": 1.25, "two": 3.5})
+
+
+def read_points(folder: Path) -> Any:
+    return {f"{x},{y}": losses for (x, y), losses in _FinishedPoints(folder, _POINTS, ("one", "two")).losses.items()}
+
+
+def expected_points(document: Any, folder: Path) -> Any:
+    try:
+        if isinstance(document, bytes):
+            document = [json.loads(line) for line in document.decode().split("\n")[:-1]]
+        head, *points = [_reread(line) for line in (document if isinstance(document, list) else [document])]
+        if head["key"] != _POINTS or any(set(point["losses"]) != {"one", "two"} for point in points):
+            raise MeaninglessError("another key, or other data")
+        return {
+            f"{_whole(p['x'])},{_whole(p['y'])}": {
+                name: _number(loss) for name, loss in _typed(p["losses"], dict).items()
+            }
+            for p in points
+        }
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+_RESUME = "hf_taskvec.experiments.multitask.rounds:_resume"
+_REPORTING = "hf_taskvec.evaluation.reporting"
+
+TARGETS = [
+    Target(
+        "report",
+        (f"{_REPORTING}.unlearning_report:UnlearningReport.load",),
+        "report.json",
+        Json(),
+        make_report,
+        read_report,
+        expected_report,
+        share=2,
+    ),
+    Target(
+        "store of a sweep",
+        ("hf_taskvec.evaluation.asking.finished_passages:_read",),
+        "records.json",
+        Json(),
+        make_store,
+        read_store,
+        expected_store,
+        sealed_store,
+        share=2,
+    ),
+    Target(
+        "training record",
+        ("hf_taskvec.training.run_record:Finetuned.load", "hf_taskvec.training.run_record:is_record_of"),
+        TRAINING_RECORD,
+        Json(),
+        make_record,
+        read_record,
+        expected_record,
+    ),
+    Target(
+        "training state",
+        ("hf_taskvec.training.saved_state:find_state", "hf_taskvec.training.saved_state:load_state"),
+        TRAINING_STATE,
+        SafetensorsHeader(),
+        make_state,
+        read_state,
+        expected_state,
+        by_bytes=0.3,
+    ),
+    Target(
+        "note of finished files",
+        ("hf_taskvec.application.finished_files:_noted", "hf_taskvec.application.finished_files:_digest"),
+        ".progress.json",
+        Json(),
+        make_note,
+        read_note,
+        expected_note,
+        writes=True,
+    ),
+    Target(
+        "results folder",
+        ("hf_taskvec.experiments.results_folder:open_results_folder",),
+        "config.json",
+        Json(),
+        make_results,
+        read_results,
+        expected_results,
+        writes=True,
+    ),
+    Target(
+        "rounds",
+        (_RESUME,),
+        rounds.STATE,
+        SafetensorsHeader("rounds", twice=True),
+        make_rounds,
+        read_rounds,
+        expected_rounds,
+        by_bytes=0.3,
+    ),
+    Target(
+        "trace of rounds",
+        ("hf_taskvec.experiments.multitask.round_trace:Trace.from_json",),
+        "trace.json",
+        Json(),
+        make_trace,
+        read_trace,
+        expected_trace,
+    ),
+    Target(
+        "points of a landscape",
+        ("hf_taskvec.analysis.landscapes:_FinishedPoints.__init__",),
+        f"landscape-{_POINTS[:16]}.jsonl",
+        JsonLines(),
+        make_points,
+        read_points,
+        expected_points,
+        writes=True,
+    ),
+]
