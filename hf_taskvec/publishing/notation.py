@@ -35,7 +35,9 @@ def _names(node: ast.AST) -> Iterator[str]:
     """The names of vectors, in order: not those of functions, nor what options are."""
     if isinstance(node, ast.Name):
         yield node.id
-    for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
+    if isinstance(node, ast.Call):
+        children = node.args if isinstance(node.func, ast.Name) else [node.func, *node.args]  # a method has its vector
+    for child in children if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
         yield from _names(child)
 
 
