@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread for each of the test workers: two torch processes with two threads each crawl on two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean
+.PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean test-matrix matrix-table
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -17,6 +17,13 @@ test-slow: .venv/ready
 
 test-fuzz: .venv/ready
 	$(BIN)/python tests/fuzzing/run.py
+# Every model type and LoRA option, about half an hour; an interrupted run goes on where it was.
+test-matrix: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m matrix tests/matrix
+
+# What test-matrix found becomes tests/matrix/expected.json and docs/coverage.md.
+matrix-table: .venv/ready
+	$(BIN)/python tests/matrix/make_table.py
 
 # mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
 test-mergekit: .venv/ready .venv-mergekit/ready

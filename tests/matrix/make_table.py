@@ -1,0 +1,110 @@
+"""Write the committed outcomes and the page about them from a complete run: `make matrix-table`.
+
+python tests/matrix/make_table.py          # from the outcomes that `make test-matrix` found
+python tests/matrix/make_table.py --page   # the page alone, from tests/matrix/expected.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from matrix import results
+from matrix.outcomes import CRASHED, EXACT, IMPOSSIBLE, KINDS, NOT_BUILT, PARTLY, REFUSED, WRONG
+from matrix.results import LORA, Outcomes
+
+PAGE = results.ROOT / "docs" / "coverage.md"
+CHECKS = ["streamed", "live", "lora", "attached", "vocabulary", "export"]
+_MARKS = {
+    EXACT: "✓",
+    PARTLY: "✓ −",
+    REFUSED: "−",
+    IMPOSSIBLE: "·",
+    NOT_BUILT: "",
+    WRONG: "**wrong**",
+    CRASHED: "**crashed**",
+}
+
+_INTRODUCTION = Path(__file__).with_name("coverage_introduction.md")
+
+
+def page(committed: dict[str, str], outcomes: Outcomes) -> str:
+    """The page, from committed versions and outcomes."""
+    types = sorted({row for row, _ in outcomes if row != LORA})
+    options = {check: outcome for (row, check), outcome in outcomes.items() if row == LORA}
+    single = [kind.kind for check, kind in options.items() if "×" not in check]
+    paired = [kind.kind for check, kind in options.items() if "×" in check]
+    parts = [
+        _INTRODUCTION.read_text("utf-8").format(
+            types=len(types), minutes="about half an hour on two cores", **committed
+        )
+    ]
+    parts.append("## Counts\n")
+    columns = {check: [outcomes[each, check].kind for each in types] for check in CHECKS}
+    columns |= {"LoraConfig, one field": single, "LoraConfig, two fields": paired}
+    counts = {what: Counter(kinds) for what, kinds in columns.items()}
+    shown = [kind for kind in KINDS if any(count[kind] for count in counts.values())]
+    rows = [[what, *(str(count[kind] or "") for kind in shown)] for what, count in counts.items()]
+    parts.append(_table(["", *shown], rows))
+    parts.append("## Model types\n")
+    rows = [[f"`{each}`", *(_MARKS[outcomes[each, check].kind] for check in CHECKS)] for each in types]
+    parts.append(_table(["type", *CHECKS], rows))
+    parts.append("## Reasons\n\n`…` stands for the name of a parameter, a file or a model, `N` for a number.\n")
+    for check in CHECKS:
+        parts.append(f"### {check}\n")
+        parts.append(_reasons({each: outcomes[each, check] for each in types}))
+    parts.append("## Fields of LoraConfig\n")
+    rows = [
+        [f"`{check}`", options[check].kind, _escaped("; ".join(options[check].reasons))]
+        for check in sorted(options)
+        if "×" not in check
+    ]
+    parts.append(_table(["case", "outcome", "why"], rows))
+    parts.append("### Pairs of fields that are not exact\n")
+    parts.append(_reasons({check: outcome for check, outcome in sorted(options.items()) if "×" in check}))
+    return "\n".join(parts)
+
+
+def _reasons(outcomes: dict[str, results.Outcome]) -> str:
+    """The rows of each reason; the most common first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row, outcome in outcomes.items():
+        for reason in outcome.reasons:
+            groups.setdefault((outcome.kind, reason), []).append(row)
+    if not groups:
+        return "All are exact.\n"
+    order = sorted(groups.items(), key=lambda item: (-KINDS.index(item[0][0]), -len(item[1]), item[0]))
+    rows = [
+        [kind, _escaped(reason), str(len(rows)), ", ".join(f"`{row}`" for row in rows)]
+        for (kind, reason), rows in order
+    ]
+    return _table(["outcome", "why", "", "which"], rows)
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+def main() -> None:
+    """Write what the arguments ask for."""
+    if "--page" not in sys.argv[1:]:
+        from matrix.cases import all_cases
+
+        found = results.kept()
+        if missing := [key for key in all_cases() if key not in found]:
+            sys.exit(f"{len(missing)} outcomes are missing, such as {missing[0]}. Run `make test-matrix` first.")
+        results.EXPECTED.write_text(results.as_expected({key: found[key] for key in all_cases()}), "utf-8")
+    PAGE.write_text(page(*results.expected()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
