@@ -17,6 +17,7 @@ test-slow: .venv/ready
 
 test-fuzz: .venv/ready
 	$(BIN)/python tests/fuzzing/run.py
+
 # Every model type and LoRA option, about half an hour; an interrupted run goes on where it was.
 test-matrix: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m matrix tests/matrix

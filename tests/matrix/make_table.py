@@ -6,6 +6,7 @@ python tests/matrix/make_table.py --page   # the page alone, from tests/matrix/e
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -91,7 +92,8 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+    """A message as Markdown shows it, letter for letter."""
+    return re.sub(r"([\\|<>*_\[\]`])", r"\\\1", text)
 
 
 def main() -> None:
