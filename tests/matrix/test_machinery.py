@@ -8,7 +8,6 @@ from matrix.checks import outcome
 from matrix.outcomes import CRASHED, EXACT, NOT_BUILT, PARTLY, REFUSED, WRONG, Outcome, Tally, judge, normalised
 
 from hf_taskvec import TaskVector
-from hf_taskvec.application.attached_edit import AttachedEdit
 from hf_taskvec.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -52,7 +51,12 @@ def test_a_fault_in_reading_adapters_is_found(monkeypatch, tmp_path):
 
 
 def test_a_fault_in_attached_edits_is_found(monkeypatch, tmp_path):
-    _changed(monkeypatch, AttachedEdit, "_scale_for", lambda scale: scale * 1.01)
+    original = TaskVector.applied_to
+
+    def applied_to(self, model, scale, merge=True):
+        return original(self, model, scale if merge else 1.01 * scale, merge=merge)
+
+    monkeypatch.setattr(TaskVector, "applied_to", applied_to)
     assert outcome("llama", "attached", tmp_path).kind == WRONG
 
 
