@@ -106,7 +106,9 @@ def others(what: str) -> Iterator[None]:
 
 
 _NAME = re.compile(r"[\w\[\]*-]+(\.[\w\[\]*-]+)+")
-_MODEL_CLASS = re.compile(r"\b\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|LMHead|Decoder|CausalLM)\w*\b")
+_CLASS = re.compile(
+    r"\b(?!Auto|Peft|TaskVector|\w+Error\b)([A-Z]+[a-z0-9_]+){2,}(LM|LMHeadModel)?\b"
+)  # LlamaForCausalLM, but not LoRA
 
 
 def normalised(message: str) -> str:
@@ -118,7 +120,7 @@ def normalised(message: str) -> str:
     line = " ".join(message.split()).removeprefix(": ")
     line = re.sub(r"/\S+/(?=\S)", "", line)  # folders
     line = _NAME.sub("…", line)
-    line = _MODEL_CLASS.sub("…", line)
-    line = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", line)
+    line = _CLASS.sub("…", line)
+    line = re.sub(r"(?<![A-Za-z])\d+(\.\d+)?(e-?\d+)?", "N", line)
     line = re.sub(r"…(, …)*( and N more)?", "…", line).replace("…: …: ", "…: ")
-    return line[:300]
+    return line[:500]
