@@ -116,9 +116,14 @@ def normalised(message: str) -> str:
 
     >>> normalised("model.layers.0.q_proj.weight, lm_head.weight and 3 more is the head of LlamaForCausalLM.")
     '… is the head of ….'
+    >>> normalised("it uses target_parameters=['up', 'down'], not {'a', 'b'}.")
+    'it uses target_parameters=…, not ….'
     """
     line = " ".join(message.split()).removeprefix(": ")
     line = re.sub(r"/\S+/(?=\S)", "", line)  # folders
+    line = re.sub(
+        r"\{[^{}]*\}|=\[[^=]*?\](?=[,. ])", lambda found: "=…"[found[0][0] != "=" :], line
+    )  # sets have no order
     line = _NAME.sub("…", line)
     line = _CLASS.sub("…", line)
     line = re.sub(r"(?<![A-Za-z])\d+(\.\d+)?(e-?\d+)?", "N", line)
