@@ -57,6 +57,8 @@ class ModelRecord:
     datasets: tuple[str, ...] = ()
     #: a digest of the vocabulary, where a tokenizer was beside the weights
     tokenizer: str | None = None
+    #: weights that are one parameter in this model: alias -> the name under which it is stored
+    tied: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples.
     #: The record of a model is the same with and without it
     sha256: str | None = field(default=None, compare=False)
@@ -82,8 +84,9 @@ class ModelRecord:
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for a file."""
         found: dict[str, Any] = {k: v for k, v in vars(self).items() if v and k not in ("weights", "address")}
-        if self.files:
-            found["files"] = dict(self.files)
+        for pairs in ("files", "tied"):
+            if pairs in found:
+                found[pairs] = dict(found[pairs])
         if self.license:
             found["license"] = self.license.to_json()
         if self.datasets:
@@ -94,9 +97,9 @@ class ModelRecord:
     def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
         """What `to_json` gave; anything else is refused."""
         model_schema.check(data, "the record of a model")
-        files = tuple(sorted(data.get("files", {}).items()))
+        pairs = {key: tuple(sorted(data.get(key, {}).items())) for key in ("files", "tied")}
         license = License.from_json(data["license"]) if "license" in data else None
-        return cls(**{**data, "files": files, "license": license, "datasets": tuple(data.get("datasets", ()))})
+        return cls(**{**data, **pairs, "license": license, "datasets": tuple(data.get("datasets", ()))})
 
 
 @dataclass(frozen=True)

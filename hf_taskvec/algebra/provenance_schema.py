@@ -28,6 +28,7 @@ MODEL: dict[str, Any] = {
         "fingerprint": _HEX,
         "sha256": _HEX,
         "files": {"type": "object", "propertyNames": line(1000), "additionalProperties": _HEX},
+        "tied": {"type": "object", "propertyNames": line(1000), "additionalProperties": line(1000)},
         "license": LICENSE,
         "datasets": {"type": "array", "items": {"type": "string", "pattern": r"^[\w.-]{1,200}(/[\w.-]{1,200})?$"}},
         "tokenizer": {"type": "string", "pattern": "^([a-z]{1,40}:)?[0-9a-f]{1,128}$"},

@@ -32,6 +32,7 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
 
     """
     _check_names(vector, model)
+    _check_ties(vector, model)
     for name in vector:
         shape, found = vector.shape(name), model.tensors[name].shape
         grows = may_grow and model.layout.is_vocabulary(name) and shape[1:] == found[1:] and shape[:1] > found[:1]
@@ -99,6 +100,18 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
         f"{model.layout.architecture or 'of unknown architecture'}: {matching} of {len(vector)} names match (missing: "
         f"{some(missing)}). Apply it to a model of its own architecture."
     )
+
+
+def _check_ties(vector: TaskVector, model: Checkpoint) -> None:
+    """Refuse to change one of two weights that are the same one where the vector comes from."""
+    bases = [origin.base for origin in vector.provenance.origins if origin.base]
+    for alias, owner in dict.fromkeys(pair for base in bases for pair in base.tied):
+        if owner in vector and alias not in vector and alias in model.tensors:
+            raise MismatchError(
+                f"the vector changes {owner}, which is {alias} as well in its own base; {model.where} has them apart, "
+                f"and would get half of the change. Apply it to a model that ties them, or leave {owner} out with "
+                "vector.filter(exclude=...)."
+            )
 
 
 def _check_shape(name: str, shape: tuple[int, ...], model: Checkpoint) -> None:

@@ -241,14 +241,18 @@ class _CopyOnTake(dict[str, Source]):
 def named_base(adapter: Adapter, layout: Layout) -> ModelRecord | None:
     """What the adapter's config, or else the layout, tells of the base."""
     named = adapter.config.get("base_model_name_or_path")
+    tied = tuple(sorted(layout.tied.items()))
     if not named:
-        return (
-            ModelRecord(f"a {layout.architecture}", architecture=layout.architecture) if layout.architecture else None
-        )
-    if may_be_hub_id(named) and not is_folder(named):
-        return ModelRecord(named, architecture=layout.architecture, address=named)
-    address = str(Path(named).resolve()) if is_folder(named) else None
-    return ModelRecord(Path(named).name, architecture=layout.architecture, address=address)
+        architecture = layout.architecture
+        return ModelRecord(f"a {architecture}", architecture=architecture, tied=tied) if architecture else None
+    is_id = may_be_hub_id(named) and not is_folder(named)
+    folder = str(Path(named).resolve()) if is_folder(named) else None
+    return ModelRecord(
+        named if is_id else Path(named).name,
+        architecture=layout.architecture,
+        tied=tied,
+        address=named if is_id else folder,
+    )
 
 
 def check_config(adapter: Adapter) -> None:

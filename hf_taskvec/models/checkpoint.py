@@ -75,6 +75,7 @@ class Checkpoint:
             stated_license,
             datasets,
             vocabulary_digest(self.folder) if self.folder else None,
+            tied=tuple(sorted(self.layout.tied.items())),
             weights=self.tensors if self.folder else None,
             address=self.name if self.revision else str(self.folder.resolve()) if self.folder else None,
         )
