@@ -23,6 +23,7 @@ from hf_taskvec.algebra.stored_rows import add_rows_of, combine_rows
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
 from hf_taskvec.filenames import VECTOR_RECORD
+from hf_taskvec.typed_values import typed
 
 # More than any parameter has. A record alone may say what it likes: the rows of a parameter of which some change, or
 # factors of rank 0, need no bytes in a file.
@@ -319,7 +320,7 @@ class LowRank(Delta):
     @override
     def from_record(cls, entry: Mapping[str, Any], source: ReadSource) -> Delta:
         left, right = source(entry["left"]), source(entry["right"])
-        return cls(left, right, float(entry["scaling"]))
+        return cls(left, right, typed(float, entry["scaling"], "scaling"))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hf_taskvec.files.verified_tensor import VerifiedTensor, changed_tensor
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.tensor_files import StoredTensor, TensorFile, open_files
+from hf_taskvec.typed_values import typed
 
 # A tensor that is stored as it is may be read transposed, or some of its rows, or both.
 _MOST_VIEWS = 2
@@ -72,7 +73,8 @@ def _decode(document: dict[str, Any], folder: Path, token: str | bool | None, ve
         name: [Term(float(term["weight"]), read_delta(term, partial(_source, sources=sources))) for term in each]
         for name, each in document["parameters"].items()
     }
-    return TaskVector(terms, Provenance.from_json(document["provenance"]), document.get("discarded"))
+    discarded = typed(dict[str, float], document.get("discarded", {}), "discarded")
+    return TaskVector(terms, Provenance.from_json(document["provenance"]), discarded)
 
 
 def _open_own(document: dict[str, Any], folder: Path) -> dict[str, StoredTensor]:

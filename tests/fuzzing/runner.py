@@ -203,10 +203,10 @@ class Fuzzer:
             where = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
             return "wrong", f"{type(error).__name__}: {str(error)[:200]} ({where})"
         else:
-            verdict = self._judged(found, content, document)
+            verdict = ("", None)
         if verdict[1] is None and (peak := peak_megabytes()) > MEGABYTES:
             return "wrong", f"took {peak} MB"
-        return verdict
+        return verdict if verdict[0] else self._judged(found, content, document)
 
     def _judged(self, found: Any, content: bytes, document: Any) -> tuple[str, str | None]:
         if same(found, self.right):

@@ -38,9 +38,16 @@ _PROVENANCE = Provenance(
 )
 
 
+_LARGE = 1_000_000
+
+
 def values(vector: TaskVector) -> dict[str, Any]:
     """All that a vector tells, its numbers in fp64."""
-    tensors = {name: vector.dense(name, dtype=torch.float64) for name in vector}
+    # Of what is large by its own account, the shape alone: as a tensor it takes as much memory as it says.
+    tensors = {
+        name: list(shape) if math.prod(shape := vector.shape(name)) > _LARGE else vector.dense(name, torch.float64)
+        for name in vector
+    }
     return {"tensors": tensors, "provenance": vector.provenance.to_json(), "discarded": dict(vector.discarded)}
 
 
@@ -80,17 +87,21 @@ def expected_saved(document: Any, folder: Path) -> Any:
     return _interpreted(_reread(document), stored)
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise MeaninglessError("a key stands twice")
+    return dict(pairs)
+
+
 def _reread(document: Any) -> Any:
     """The document as a reader of its text sees it; no key may stand twice in an object."""
 
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise MeaninglessError("a key stands twice")
-        return dict(pairs)
-
     try:
-        found = json.loads(_plain(document), object_pairs_hook=object_of)
-        json.dumps(found, ensure_ascii=False).encode()  # no halves of characters
+        found = json.loads(_plain(document), object_pairs_hook=_unique)
+        text = json.dumps(found, ensure_ascii=False)
+        text.encode()  # no halves of characters
+        if "[" * 101 in text or '{"a": ' * 101 in text:
+            raise MeaninglessError("nested too deeply")
         return found
     except (ValueError, RecursionError) as error:
         raise MeaninglessError(f"no JSON: {error}") from None
@@ -105,6 +116,7 @@ def _interpreted(document: Any, stored: dict[str, torch.Tensor]) -> Any:
         }
         discarded = dict(document.get("discarded") or {})
         assert all(_number(share) == float(share) for share in discarded.values())
+        tensors = {name: list(each.shape) if each.numel() > _LARGE else each for name, each in tensors.items()}
         return {"tensors": tensors, "provenance": _provenance(document["provenance"]), "discarded": discarded}
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise MeaninglessError(f"{type(error).__name__}: {error}"[:200]) from None
@@ -287,7 +299,7 @@ def expected_artifact(document: Any, folder: Path) -> Any:
 
 def _loaded(content: bytes) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise MeaninglessError(str(error)[:100]) from None
 
