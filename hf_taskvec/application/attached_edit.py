@@ -14,7 +14,7 @@ from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits_live
-from hf_taskvec.application.layer_changes import ChangedForward, LayerChange, has_plain_forward
+from hf_taskvec.application.layer_changes import ChangedForward, LayerChange, has_plain_forward, instead
 from hf_taskvec.application.live_edit import Edit, checked_scale
 from hf_taskvec.application.replaced_forward import ReplacedForward
 from hf_taskvec.application.row_scales import RowScales
@@ -116,8 +116,9 @@ def _check_attachable(name: str, terms: tuple[Term, ...], weight: LiveWeight) ->
             continue
         if kind == "bias" and linear:
             continue
+        can_be_compressed = kind == "weight" and (linear or lookup) and not are_factors(terms)
+        compress = "Compressed it would be one (vector.compress(rank=...)). " if can_be_compressed else ""
         raise UnsupportedError(
             f"{name}: only low-rank changes of linear and embedding layers, and biases of linear layers, can be "
-            "attached. Compress the vector first (vector.compress(rank=...)), leave the parameter out "
-            "(vector.filter(exclude=...)), or merge it (merge=True)."
+            f"attached. {compress}{instead(name)}"
         )

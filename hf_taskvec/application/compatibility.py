@@ -106,7 +106,8 @@ def _check_ties(vector: TaskVector, model: Checkpoint) -> None:
     """Refuse to change one of two weights that are the same one where the vector comes from."""
     bases = [origin.base for origin in vector.provenance.origins if origin.base]
     for alias, owner in dict.fromkeys(pair for base in bases for pair in base.tied):
-        if owner in vector and alias not in vector and alias in model.tensors:
+        is_apart = alias in model.tensors and alias not in model.layout.tied
+        if owner in vector and alias not in vector and is_apart:
             raise MismatchError(
                 f"the vector changes {owner}, which is {alias} as well in its own base; {model.where} has them apart, "
                 f"and would get half of the change. Apply it to a model that ties them, or leave {owner} out with "

@@ -3,12 +3,16 @@
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
+from hf_taskvec.application.layer_changes import has_plain_forward
 from hf_taskvec.errors import UnsupportedError, some
 
 # What PEFT calls the layer of a tensor, in its results and in its errors.
@@ -46,7 +50,8 @@ def check_layers(model: Any, names: Mapping[str, str]) -> None:
             The path of each layer that is to get a LoRA -> the name of its weight.
 
     Raises:
-        `UnsupportedError`: Naming those that are no plain linear or embedding layers.
+        `UnsupportedError`: Naming those that are no plain linear or embedding layers, or whose weight the model uses
+            without calling them.
 
     """
     modules = dict(model.named_modules())
@@ -57,6 +62,11 @@ def check_layers(model: Any, names: Mapping[str, str]) -> None:
             f"{some(other.values())}: PEFT cannot run LoRA on {type(model).__name__}'s {some(kinds)}, which is neither "
             f"a plain linear layer nor a plain embedding. {_WAY_OUT}"
         )
+    if past := _used_past_forward(model, names):
+        raise UnsupportedError(
+            f"{some(names[layer] for layer in past)}: {type(model).__name__} uses it without calling its layer, and "
+            f"PEFT adds a LoRA that is not merged in the layer alone. {_WAY_OUT}"
+        )
 
 
 def _is_disguised(module: torch.nn.Module) -> bool:
@@ -65,8 +75,50 @@ def _is_disguised(module: torch.nn.Module) -> bool:
 
     if isinstance(module, torch.nn.Embedding) and hasattr(module, "embed_scale"):  # PEFT multiplies by it as well
         return False
-    plain = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
-    return isinstance(module, plain) and type(module).forward not in [each.forward for each in plain]
+    return isinstance(module, torch.nn.Linear | torch.nn.Embedding | Conv1D) and not has_plain_forward(module)
+
+
+def _used_past_forward(model: Any, layers: Iterable[str]) -> list[str]:
+    """Those layers whose weight the model also uses while the layer itself does not run.
+
+    A pass on the meta device tells. Where values decide what is computed (experts) it ends early, so a layer stands for
+    those of the other blocks, which it may not have come to.
+    """
+    modules = dict(model.named_modules())
+    watch = _Uses({id(modules[layer].weight): layer for layer in layers if layer in modules})
+    handles = []
+    for layer in watch.layers.values():
+        handles.append(modules[layer].register_forward_pre_hook(lambda *_, layer=layer: watch.running.add(layer)))
+        handles.append(modules[layer].register_forward_hook(lambda *_, layer=layer: watch.running.discard(layer)))
+    try:
+        with suppress(Exception), torch.no_grad(), watch:  # whatever a model without weights leads to
+            model.eval()(input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"))
+    finally:
+        for handle in handles:
+            handle.remove()
+    past = {_in_any_block(layer) for layer in watch.past}
+    return [layer for layer in watch.layers.values() if _in_any_block(layer) in past]
+
+
+class _Uses(TorchFunctionMode):
+    """A block that finds out which weights are used while their layers do not run."""
+
+    def __init__(self, layers: Mapping[int, str]) -> None:
+        super().__init__()
+        self.layers = layers
+        self.running: set[str] = set()
+        self.past: set[str] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        made = {id(each) for each in tree_leaves(output) if isinstance(each, torch.Tensor)}
+        for given in map(id, tree_leaves((args, kwargs))):
+            layer = self.layers.get(given)
+            if layer is not None and layer not in self.running and made - {given}:
+                self.past.add(layer)
+        return output
 
 
 def check_loads(build: Callable[[], Any], folder: Path, names: Mapping[str, str]) -> None:
@@ -151,6 +203,10 @@ def _named(layers: Iterable[str], names: Mapping[str, str], experts: list[str]) 
 
 def _short(layer: str) -> str:
     return layer.rsplit(".", 1)[-1]
+
+
+def _in_any_block(layer: str) -> str:
+    return re.sub(r"\b\d+\b", "*", layer)
 
 
 def _exactly(layers: Iterable[str]) -> str:

@@ -160,8 +160,9 @@ def _resized(
     """The change of an embedding to another number of rows."""
     if base.shape[1:] != tuned.shape[1:] or not layout.is_vocabulary(name):
         raise MismatchError(
-            f"{name}: the base has shape {list(base.shape)}, the fine-tune {list(tuned.shape)}. They are not the same "
-            "architecture and size; give the base that the model was fine-tuned from."
+            f"{name}: the base has shape {list(base.shape)}, the fine-tune {list(tuned.shape)}. Only input embeddings "
+            "and heads may differ, in their number of rows. Give the base that the model was fine-tuned from, or the "
+            "fine-tune as it was before its vocabulary was resized."
         )
     rows, new_rows = base.shape[0], tuned.shape[0]
     if vocabulary is None:

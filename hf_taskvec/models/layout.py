@@ -252,7 +252,10 @@ def _layout_of_json(text: str, most: int) -> Layout:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # an architecture that this transformers does not know
         return Layout()
     if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedError(f"{kind} is not a causal language model that transformers knows.")
+        raise UnsupportedError(
+            f"{kind} is not a causal language model that transformers knows. Give a model that "
+            "AutoModelForCausalLM.from_pretrained() loads."
+        )
     return _layout_of(build_meta_model(data, most))
 
 

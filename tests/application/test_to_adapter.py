@@ -299,3 +299,20 @@ def test_only_an_export_is_overwritten(tmp_path):
     with pytest.raises(OutputError, match="holds other files"):
         vector.to_adapter(theirs, overwrite=True)
     assert (theirs / "checkpoint-10").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # Mamba says that it has no kernels here
+def test_a_weight_that_is_used_without_its_layer_is_refused_by_name(tmp_path):
+    """PEFT adds a LoRA in the layer's forward: unmerged, such a weight would go without."""
+    config = CONFIG_MAPPING["falcon_mamba"](hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=32)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "base")
+    vector = low_rank(model).filter(include=["*dt_proj*", "*in_proj*", "*x_proj*"])
+    with pytest.raises(UnsupportedError, match=r"dt_proj\.weight: FalconMambaForCausalLM uses it without calling"):
+        vector.to_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    folder = vector.filter(exclude="*dt_proj*").to_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    tokens = torch.tensor([[1, 2, 3]])
+    with vector.filter(exclude="*dt_proj*").applied_to(model), torch.no_grad():
+        expected = model(tokens).logits
+    with torch.no_grad():
+        assert torch.allclose(PeftModel.from_pretrained(model, folder)(tokens).logits, expected, atol=1e-5)

@@ -25,8 +25,6 @@ SAMPLE = {
     "opt": "positions with an offset",
     "phi3": "fused projections",
 }
-#: to be mended: an adapter that PEFT merges rightly, of layers whose weights the model uses without calling them
-DEFECTS = {("falcon_mamba", "export"), ("longcat_flash", "export"), ("prophetnet", "export")}
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)
@@ -56,9 +54,8 @@ def test_every_case_is_committed_and_no_other():
     assert {row for row, _ in outcomes} == {*TYPES, results.LORA}
 
 
-def test_nothing_else_that_is_committed_is_wrong():
-    wrong = {key: each.kind for key, each in results.expected()[1].items() if each.kind in (WRONG, CRASHED)}
-    assert set(wrong) == DEFECTS
+def test_nothing_that_is_committed_is_wrong():
+    assert not [key for key, each in results.expected()[1].items() if each.kind in (WRONG, CRASHED)]
 
 
 def test_the_page_is_what_the_committed_outcomes_give():
