@@ -280,7 +280,8 @@ def test_begun_anew_nothing_of_before_is_left(
 ) -> None:
     output = tmp_path / "out"
     shutil.copytree(finished[0], output)
-    shutil.copytree(output / "vector", output / "adapter")  # as an earlier run with LoRA leaves one
+    (output / "adapter").mkdir()  # as an earlier run with LoRA leaves one
+    (output / "adapter" / "taskvec_adapter.json").write_text("{}")
     (output / "model").mkdir(exist_ok=True)
     (output / "notes.txt").write_text("mine")
     quick = ["--correlation", "false", "--no-retrain", "--refine", "0", "--epochs", "1"]
