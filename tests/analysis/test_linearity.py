@@ -62,7 +62,8 @@ def test_linearity_is_the_papers_measure(trio, feature: str, monkeypatch: pytest
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_small_changes_are_linear_in_every_architecture(architecture: str) -> None:
     base = make(architecture, **({"num_experts_per_tok": 2} if architecture in EXPERTS else {}))
-    vectors = [TaskVector.from_finetuned(base, tuned_copy(base, 0.001, seed=seed), name=str(seed)) for seed in (1, 2)]
+    tuned = {f"v{seed}": tuned_copy(base, 0.001, seed=seed) for seed in (1, 2)}
+    vectors = [TaskVector.from_finetuned(base, each, name=name) for name, each in tuned.items()]
     if architecture in EXPERTS:  # fused experts cannot be edited in place
         vectors = [vector.filter(include="*self_attn*") for vector in vectors]
     before = copy.deepcopy(base.state_dict())
