@@ -193,7 +193,7 @@ class Computed(Delta):
 def _not_pickled() -> UnsupportedError:
     return UnsupportedError(
         "the vector is computed by a merging rule when it is used, and a rule's functions cannot be pickled. Save the "
-        "vector (vector.save(folder)) and load it where it is needed, or send the vectors and combine() them there."
+        "vector to a folder and load it where it is needed, or send the vectors and combine() them there."
     )
 
 

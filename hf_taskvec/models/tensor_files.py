@@ -97,7 +97,7 @@ class TensorFile:
         if _stamp(path) != self.stamp:
             raise ChangedSourceError(
                 f"{path.name} in {path.parent.name} was replaced or removed since it was opened, so a vector that "
-                "reads it cannot be pickled. Save the vector (vector.save(folder)) and load it where it is needed."
+                "reads it cannot be pickled. Save the vector to a folder and load it where it is needed."
             )
         return _open_again, (path, self.location, self.stamp)
 
@@ -122,7 +122,7 @@ def _open_again(path: Path, location: Location, stamp: str) -> TensorFile:
         raise ChangedSourceError(
             f"{path.name} in {path.parent.name} is not here, or not the file that it was when the task vector was "
             "pickled. A pickled vector holds the places of its files, not their content: to move a vector, save it "
-            "(vector.save(folder)) and load that."
+            "to a folder and load that."
         )
     return TensorFile(path, location)
 

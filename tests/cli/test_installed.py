@@ -124,8 +124,8 @@ def work(installed: Path, edited: Edited) -> Command:
 
 def test_show_combine_and_compress_work_as_installed(work: Command, edited: Edited, tmp_path: Path) -> None:
     assert work.json("show", "vector")["norm"] == pytest.approx(edited.vector.norm())
-    work("combine", "-0.6*hp1 + 0.2*hp1", "hp1=vector", "-o", tmp_path / "combined")
-    assert TaskVector.load(tmp_path / "combined").expression == "-0.4*hp1"
+    work("combine", "-0.75*hp1 + 0.25*hp1", "hp1=vector", "-o", tmp_path / "combined")
+    assert TaskVector.load(tmp_path / "combined").expression == "-0.5*hp1"
     small = work.json("compress", "vector", "--rank", 2, "-o", tmp_path / "small")
     assert small["ranks"] == [2, 2]
 
