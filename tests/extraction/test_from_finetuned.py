@@ -437,7 +437,7 @@ def test_a_shape_that_the_config_does_not_give_is_refused_by_name(broken: Any) -
 def test_another_size_is_refused_by_name(models: TinyModels) -> None:
     larger = models.pair("phi", intermediate_size=40)
     with pytest.raises(
-        TaskVectorError, match=r"mlp\.fc1\.\S+: the base has shape \[32.*, the fine-tune \[40.*give the base"
+        TaskVectorError, match=r"mlp\.fc1\.\S+: the base has shape \[32.*, the fine-tune \[40.*Give the base"
     ):
         TaskVector.from_finetuned(models.pair("phi").base, larger.tuned, vocabulary="truncate")
 
