@@ -68,7 +68,7 @@ VECTOR: dict[str, Any] = {
         "discarded": {
             "type": "object",
             "propertyNames": line(1000),
-            "additionalProperties": {"type": "number"},
+            "additionalProperties": {"type": "number", "minimum": 0, "maximum": 1},
         },
         "checksum": _SHA256,
     },
