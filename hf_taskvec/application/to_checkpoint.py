@@ -30,11 +30,14 @@ from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.filenames import CONFIG, MODEL_RECORD, WEIGHTS, WEIGHTS_INDEX
 from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
-from hf_taskvec.files.safetensors_writer import TensorSpec, shard
+from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS, companions
 from hf_taskvec.models.vocabulary_size import grown_config
 from hf_taskvec.sizes import file_size, parse_size
+
+# The folder in which the output grows, what is finished there, and the writers of the rest.
+_Begun = tuple[Path, FinishedFiles, dict[str, SafetensorsWriter]]
 
 
 def apply(
@@ -73,20 +76,23 @@ def apply(
     job = _job_key(vector, scale, files)
     group = processes()
     is_main = group.is_main_process
-    if is_main:
-        check_replaceable(output, MODEL_RECORD, overwrite)
-        _check_space(final, files)
     with ExitStack() as stack:
-        # The main process decides what is left to do and creates the files; the others then open the same files.
-        if is_main:
+
+        def begin() -> _Begun:
+            check_replaceable(output, MODEL_RECORD, overwrite)
+            _check_space(final, files)
             part = stack.enter_context(new_folder(output, MODEL_RECORD, overwrite, resume=True))
             finished = FinishedFiles.of_interrupted_run(part, job, files)
-            writers = stack.enter_context(open_writers(part, files, finished))
-        group.wait_for_everyone()
-        if not is_main:
+            return part, finished, stack.enter_context(open_writers(part, files, finished))
+
+        def join() -> _Begun:
             part = unfinished(final)
             finished = FinishedFiles.of_main_process(part, job)
-            writers = stack.enter_context(open_writers(part, files, finished, join=True))
+            return part, finished, stack.enter_context(open_writers(part, files, finished, join=True))
+
+        # The main process decides what is left to do and creates the files; the others then open the same files.
+        begun = group.together(begin, main_only=True)
+        part, finished, writers = begun or join()
         write_files(part, files, writers, finished, group, on, threads, progress)
         group.wait_for_everyone()
         if is_main:

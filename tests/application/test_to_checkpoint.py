@@ -244,6 +244,30 @@ def test_two_processes_write_the_same_bytes_as_one(models, tmp_path):
     assert {p.name for p in (tmp_path / "one").iterdir()} == {p.name for p in (tmp_path / "two").iterdir()}
 
 
+_REFUSED = """
+import sys
+from support.launch import leave_processes
+from hf_taskvec import TaskVector, TaskVectorError
+base, tuned, out = sys.argv[1:]
+try:
+    TaskVector.from_finetuned(base, tuned).apply(base, out)
+except TaskVectorError as error:
+    print(type(error).__name__, "holds other files" in str(error), flush=True)
+leave_processes()
+"""
+
+
+def test_an_output_that_is_refused_is_refused_in_all_processes(models, tmp_path):
+    """The others do not wait for a main process that has given up."""
+    pair = models.pair("phi")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    script = tmp_path / "script.py"
+    script.write_text(_REFUSED)
+    printed = launch.succeed(script, pair.base, pair.tuned, tmp_path / "out", processes=2)
+    assert sorted(printed.split()) == sorted(["OutputError", "True", "BadValueError", "True"])
+
+
 # Killed, interrupted, out of disk space.
 
 
