@@ -186,8 +186,8 @@ def run(quick: bool) -> Result:
     model = OneLayerModel(setting)
     mu = model.pattern(1.0)
     others = {name: model.pattern(alpha) if alpha else model.pattern(0.0, 1.0) for name, alpha in ALPHAS.items()}
-    first = model.finetuned(mu, "task 1")
-    seconds = {name: model.finetuned(other, name) for name, other in others.items()}
+    first = model.finetuned(mu, "first")
+    seconds = {name: model.finetuned(other, name.replace(" ", "_")) for name, other in others.items()}
     claims = [_finetuning(model, first, mu, seconds, others)]
     curves = {}
     scales = tuple(-4.5 + 0.25 * step for step in range(28))
