@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     names = check(options)
     # All that is given is opened before the work begins.
     base = open_checkpoint(options.base)
-    vectors = {n: open_vector(where, options.base, name=n) for n, where in zip(names, options.tuned, strict=True)}
+    given = zip(names, options.tuned, strict=True)
+    vectors = {name: open_vector(where, options.base, name=label_for(name)) for name, where in given}
     steps = [open_vector(where, options.base, name=f"epoch_{n}") for n, where in enumerate(options.epochs, 1)]
     for vector in (*vectors.values(), *steps):
         check_fits(vector, base)
