@@ -40,7 +40,7 @@ def parse_json(text: str, what: str) -> Any:
     try:
         data = json.loads(text, object_pairs_hook=_unique)
         if _is_deep(data):
-            raise ValueError(f"nested more than {_DEEPEST} deep")
+            raise CorruptFileError(f"nested more than {_DEEPEST} deep")
         if _SURROGATE.search(text):
             json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"{key[:60]!r} stands twice in an object")
+            raise CorruptFileError(f"{key[:60]!r} stands twice in an object")
         found[key] = value
     return found
 
