@@ -35,7 +35,7 @@ def test_outcomes_of_the_sample_are_the_committed_ones(model_type):
     assert not changed, "\n".join([*changed, "If this is meant: `make test-matrix`, `make matrix-table`."])
 
 
-@pytest.mark.parametrize("label", ["use_dora: true", "bias: all", "use_qalora: true", "use_dora × use_rslora"])
+@pytest.mark.parametrize("label", ["use_dora: true", "bias: all", "use_qalora: true", "use_rslora × use_dora"])
 @pytest.mark.filterwarnings("ignore")
 def test_outcomes_of_lora_options_are_the_committed_ones(label):
     key = results.LORA, label
