@@ -23,7 +23,7 @@ def _schema(**more: Any) -> Schema:
         "vector": PROVENANCE,
         "scale": {"type": "number"},
         "fingerprint": {"type": ["string", "null"], "pattern": "^[0-9a-f]{1,128}$"},
-        "changed_parameters": {"type": "integer", "minimum": 0},
+        "changed_parameters": {"type": "integer", "minimum": 0, "maximum": 1_000_000_000},
         "options": {
             "type": "object",
             "propertyNames": {"pattern": "^[a-z_]{1,40}$"},
