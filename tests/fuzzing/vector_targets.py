@@ -312,7 +312,11 @@ def expected_named_base(document: Any, folder: Path) -> Any:
     if named is None or named == "" or named == (found["base"] or {}).get("name"):
         return found
     is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", _typed(named, str)) and not Path(named).is_dir()
-    name = named if is_id else Path(named).name
+    # What cannot be seen is shown by an escape, as Python's own.
+    shown = (
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in (named if is_id else Path(named).name)
+    )
+    name = "".join(shown)
     return {**found, "base": {"name": name}} if name else AnyOf(({**found, "base": None}, {**found, "base": {}}))
 
 
