@@ -114,7 +114,7 @@ def expected_commands(document: Any, folder: Path) -> Any:
     except (MeaninglessError, LookupError, TypeError, UnicodeEncodeError):
         return {"shown": None, "stored": [new]}
     shown = "\n".join(map(shlex.join, commands))
-    is_private = any(root in shown for root in ("/etc", "~", "/work", "/root", "/home", "/tmp"))
+    is_private = any(root in shown for root in ("/etc", "~/", "/work", "/root", "/home", "/tmp"))
     kept = [each for each in commands if each != new]
     hidden = {"shown": None, "stored": [*kept, new]}  # also where a command is not one of ours
     return hidden if is_private else AnyOf(({**hidden, "shown": shown}, hidden))
