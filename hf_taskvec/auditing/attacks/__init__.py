@@ -1,0 +1,1 @@
+"""The attacks: relearning, quantising, sampling, prompting, looking inside, membership tests."""
