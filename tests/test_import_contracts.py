@@ -21,8 +21,8 @@ def append(file: str, text: str) -> Callable[[Path], None]:
 
 
 def new_package(root: Path) -> None:
-    (root / PACKAGE / "auditing").mkdir()
-    (root / PACKAGE / "auditing" / "__init__.py").write_text('"""A package that no layer lists."""\n', "utf-8")
+    (root / PACKAGE / "gardening").mkdir()
+    (root / PACKAGE / "gardening" / "__init__.py").write_text('"""A package that no layer lists."""\n', "utf-8")
 
 
 def remove_an_upward_import(root: Path) -> None:
