@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring import metrics
 from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, measure
-from hf_taskvec.evaluation.scoring.statistics import Bootstrap, Interval, auc, auc_interval, permutation_test
+from hf_taskvec.evaluation.scoring.statistics import (
+    Bootstrap,
+    Draws,
+    Interval,
+    auc,
+    auc_difference,
+    auc_interval,
+    permutation_test,
+    priv_leak,
+)
 from hf_taskvec.evaluation.texts import protocols
 
 floats = st.floats(-5, 5)
@@ -80,6 +89,52 @@ def test_the_auc_is_the_share_of_pairs_in_order(above, below):
     assert auc(above, below) == pytest.approx(by_hand)
     interval = auc_interval(above, below, 50)
     assert interval.value == pytest.approx(by_hand) and 0 <= interval.low <= interval.high <= 1 + 1e-12
+
+
+def test_the_difference_of_two_aucs_draws_the_same_passages_for_both():
+    draw = np.random.default_rng(7)
+    seen, held_out = draw.normal(1, 2, 9), draw.normal(0, 2, 7)
+    other_seen, other_held_out = seen - 0.7 + draw.normal(0, 0.3, 9), held_out + draw.normal(0, 0.3, 7)
+    found = auc_difference(seen, held_out, other_seen, other_held_out, Draws(resamples=300, level=0.9, seed=4))
+
+    def pairs(above, below):
+        return sum((a > b) + 0.5 * (a == b) for a in above for b in below) / (len(above) * len(below))
+
+    # The passages themselves are drawn and repeated, and both models' scores of them compared.
+    again = np.random.default_rng(4)
+    left, right = again.multinomial(9, [1 / 9] * 9, size=300), again.multinomial(7, [1 / 7] * 7, size=300)
+    spread = []
+    for i, j in zip(left, right, strict=True):
+        first = pairs(np.repeat(seen, i), np.repeat(held_out, j))
+        spread.append(first - pairs(np.repeat(other_seen, i), np.repeat(other_held_out, j)))
+    assert found.value == pytest.approx(pairs(seen, held_out) - pairs(other_seen, other_held_out), abs=1e-12)
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(spread, [5, 95])), abs=1e-12)
+
+
+def test_pairing_finds_a_small_difference_of_aucs_that_groups_apart_would_miss():
+    draw = np.random.default_rng(0)
+    seen, held_out = draw.normal(0.5, 1, 60), draw.normal(0, 1, 60)
+    paired = auc_difference(seen, held_out, seen - 0.15, held_out, Draws())
+    assert 0 < paired.low < paired.value < paired.high < 0.1
+    one, other = auc_interval(seen, held_out), auc_interval(seen - 0.15, held_out)
+    assert one.low < other.high  # two separate intervals overlap
+    same = auc_difference(seen, held_out, seen, held_out, Draws())
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+
+
+def test_aucs_of_other_numbers_of_passages_have_no_paired_difference():
+    with pytest.raises(BadValueError, match="2 scores of negative passages and the second 1"):
+        auc_difference([1.0], [1.0, 2.0], [1.0], [1.0], Draws())
+    with pytest.raises(BadValueError, match="both groups"):
+        auc_difference([], [1.0], [], [1.0], Draws())
+
+
+def test_privleak_is_below_0_for_known_text_and_above_for_avoided_text():
+    assert priv_leak(0.5, 0.5) == 0
+    assert priv_leak(1.0, 0.5) == -100 and priv_leak(0.0, 0.5) == 100
+    # open-unlearning: score = 1 - auc, ref = 1 - auc_ref, (score - ref) / ref * 100
+    assert priv_leak(0.8, 0.53) == pytest.approx((0.2 - 0.47) / 0.47 * 100)
+    assert priv_leak(0.3, 1.0) is None
 
 
 def test_nothing_to_draw_from_is_an_error():

@@ -88,9 +88,7 @@ class Bootstrap:
 
     def interval(self, value: float, resampled: Array) -> Interval:
         """The percentile interval around `value`."""
-        tail = 100 * (1 - self.level) / 2
-        low, high = np.percentile(resampled, [tail, 100 - tail])
-        return Interval(float(value), float(low), float(high))
+        return _percentiles(value, resampled, self.level)
 
     def mean(self, values: ArrayLike, geometric: bool = False) -> Interval:
         """The mean with its interval."""
@@ -184,14 +182,86 @@ def auc_interval(
     positive: ArrayLike, negative: ArrayLike, resamples: int = 500, level: float = 0.95, seed: int = 0
 ) -> Interval:
     """The AUC with a bootstrap interval; the two groups are drawn apart, as they share no passage."""
+    return _percentiles(auc(positive, negative), _resampled_aucs(positive, negative, resamples, seed), level)
+
+
+def auc_difference(
+    first_positive: ArrayLike,
+    first_negative: ArrayLike,
+    second_positive: ArrayLike,
+    second_negative: ArrayLike,
+    draws: Draws,
+) -> Interval:
+    """The difference of two models' AUCs, `first − second`, on the same passages, paired.
+
+    Both models see the same resampled passages; the two groups are drawn apart, as in `auc_interval`.
+
+    Args:
+        first_positive (`ArrayLike`):
+            The first model's scores of the positive passages.
+        first_negative (`ArrayLike`):
+            The first model's scores of the negative passages.
+        second_positive (`ArrayLike`):
+            The second model's scores of the same positive passages, in the same order.
+        second_negative (`ArrayLike`):
+            The second model's scores of the same negative passages, in the same order.
+        draws (`Draws`):
+            How often the passages are drawn anew, the level of the interval, and the seed.
+
+    Returns:
+        `Interval`: The difference and its percentile interval.
+
+    Raises:
+        `BadValueError`: If a group is empty, or the two models have scores of different numbers of passages.
+    """
+    for group, one, other in (
+        ("positive", first_positive, second_positive),
+        ("negative", first_negative, second_negative),
+    ):
+        if np.shape(one) != np.shape(other):
+            raise BadValueError(
+                f"the first model has {np.size(one)} scores of {group} passages and the second {np.size(other)}: "
+                "a paired difference needs the same passages for both, in the same order"
+            )
+    value = auc(first_positive, first_negative) - auc(second_positive, second_negative)
+    spread = _resampled_aucs(first_positive, first_negative, draws.resamples, draws.seed)
+    spread = spread - _resampled_aucs(second_positive, second_negative, draws.resamples, draws.seed)
+    return _percentiles(value, spread, draws.level)
+
+
+def priv_leak(auc: float, auc_reference: float) -> float | None:
+    """MUSE's PrivLeak in percent, `100·((1−AUC) − (1−AUC_ref)) / (1−AUC_ref)`.
+
+    0 is ideal; below 0 the text is still known, above 0 it is conspicuously avoided. (In MUSE an AUC counts members as
+    the lower scores; here, as in `auc`, members score higher, hence `1 − AUC`.)
+
+    Args:
+        auc (`float`):
+            Of the edited model, seen against held-out passages.
+        auc_reference (`float`):
+            Of the model that never saw either.
+
+    Returns:
+        `float`, or `None` where the reference's AUC is 1, which leaves nothing to divide by.
+
+    >>> priv_leak(0.75, 0.5), priv_leak(0.5, 1.0)
+    (-50.0, None)
+    """
+    return None if auc_reference == 1 else 100 * ((1 - auc) - (1 - auc_reference)) / (1 - auc_reference)
+
+
+def _resampled_aucs(positive: ArrayLike, negative: ArrayLike, resamples: int, seed: int) -> Array:
+    """The AUC in each resampling. Equal sizes and seeds give equal draws, which pairs two models."""
     above, below = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
-    value = auc(above, below)
     wins = (above[:, None] > below[None, :]) + 0.5 * (above[:, None] == below[None, :])
     draw = np.random.default_rng(seed)
     left = draw.multinomial(len(above), [1 / len(above)] * len(above), size=resamples).astype(np.float64)
     right = draw.multinomial(len(below), [1 / len(below)] * len(below), size=resamples).astype(np.float64)
     rows = np.einsum("bi,ij->bj", left, wins, optimize=False)
-    found = np.einsum("bj,bj->b", rows, right, optimize=False) / (len(above) * len(below))
+    return np.einsum("bj,bj->b", rows, right, optimize=False) / (len(above) * len(below))
+
+
+def _percentiles(value: float, resampled: Array, level: float) -> Interval:
     tail = 100 * (1 - level) / 2
-    low, high = np.percentile(found, [tail, 100 - tail])
-    return Interval(value, float(low), float(high))
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    return Interval(float(value), float(low), float(high))
