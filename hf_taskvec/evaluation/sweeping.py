@@ -27,7 +27,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     Timing,
 )
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricName, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
@@ -56,7 +56,7 @@ def sweep(
     store: str | Path | None = None,
     batch_size: int | None = None,
     likelihood: bool = True,
-    metric: MetricName = "rouge_l",
+    metric: str = "rouge_l",
     margin: float = 0.03,
     retain_bound: float = 0.1,
     certain: bool = False,
@@ -291,7 +291,7 @@ def _decisive(metric: str, likelihood: bool, margin: float) -> Metric:
     if metric not in METRICS or METRICS[metric].kind != "memory":
         memory = [name for name, m in METRICS.items() if m.kind == "memory"]
         raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
-    if not METRICS[metric].ratio:
+    if METRICS[metric].nats:
         raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
     if METRICS[metric].likelihood and not likelihood:
         raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")

@@ -55,7 +55,7 @@ def test_negation_forgets_and_the_report_says_how_much(report):
     assert after.difference.value == pytest.approx(after.value.value - report.score("lamps", 0.0).value.value)
     assert report.score("lamps", -1.0, "perplexity").relative.low > 0
     assert {s.metric for s in report.scores} == {m.name for m in report.metrics}
-    assert len(report.scores) == 2 * 2 * 3 * 11
+    assert len(report.scores) == 2 * 2 * 3 * 12
     assert report.leaks.clean
 
 

@@ -6,7 +6,7 @@ Styles are inline and colours translucent or inherited: the table needs no other
 from html import escape
 
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_scale
-from hf_taskvec.evaluation.reporting.tables import METRIC_TITLES, reference_head, verdict
+from hf_taskvec.evaluation.reporting.tables import reference_head, verdict
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
@@ -43,7 +43,7 @@ def report_html(report: UnlearningReport) -> str:
         cells += [_value(others.get(info.name), metric) for info in report.references]
         rows.append("".join(cells))
     body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
-    about = f"{METRIC_TITLES[metric]} of the seen passages, with {report.settings.level:.0%} intervals"
+    about = f"{METRICS[metric].title} of the seen passages, with {report.settings.level:.0%} intervals"
     return (
         '<div style="overflow-x:auto">'
         f"<div><b>Unlearning report</b> · {escape(about)} · <code>{escape(report.protocol.id)}</code></div>"

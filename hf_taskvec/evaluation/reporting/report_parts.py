@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hf_taskvec.evaluation.scoring.metrics import MetricKind, MetricName
+from hf_taskvec.evaluation.scoring.metrics import MetricKind
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Role, Split
 
@@ -13,7 +13,7 @@ UNNAMED = "reference"  # the name of a reference model whose caller gave it none
 class MetricInfo:
     """What a metric of the report means, and which way is up."""
 
-    name: MetricName
+    name: str
     kind: MetricKind
     higher: bool
     definition: str
@@ -38,7 +38,7 @@ class Score:
     book: str
     split: Split
     scale: float
-    metric: MetricName
+    metric: str
     n: int
     value: Interval
     difference: Interval | None
@@ -62,7 +62,7 @@ class ReferenceScore:
     reference: str
     book: str
     split: Split
-    metric: MetricName
+    metric: str
     n: int
     value: Interval
     difference: Interval

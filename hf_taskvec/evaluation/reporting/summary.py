@@ -90,7 +90,7 @@ def _groups(values: PassageValues, books: Sequence[BookInfo]) -> Iterator[tuple[
 
 def _change(draw: Bootstrap, here: Array, before: Array, metric: Metric) -> tuple[Interval, Interval | None]:
     """The paired difference, and the relative one where a share means something."""
-    relative = draw.relative(here, before, metric.geometric) if metric.ratio else None
+    relative = draw.relative(here, before, metric.geometric) if not metric.nats else None
     return draw.difference(here, before, metric.geometric), relative
 
 

@@ -14,24 +14,11 @@ from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore
 from hf_taskvec.evaluation.reporting.theory_verdict import Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricName
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
 
 _SPLITS: dict[Split, str] = {"seen": "seen passages", "held_out": "held-out passages"}
-METRIC_TITLES = {
-    "rouge_l": "Rouge-L (F1)",
-    "rouge_l_precision": "Rouge-L precision",
-    "rouge_l_recall": "Rouge-L recall",
-    "perplexity": "Perplexity of the true continuation",
-    "repetition": "Repeated 4-grams",
-    "distinct_2": "Distinct bigrams",
-    "empty": "Empty outputs",
-    "longest_run": "Longest verbatim run (words)",
-    "extraction_strength": "Extraction strength",
-    "exact_memorisation": "Exact memorisation",
-    "min_k": "Min-K % (log-probability)",
-}
 _HEALTH = ("perplexity", "repetition", "distinct_2", "empty")
 
 
@@ -55,11 +42,11 @@ def report_markdown(report: UnlearningReport) -> str:
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
     measured = {info.name for info in report.metrics}
     health = [name for name in _HEALTH if name in measured]
-    parts += [f"### {METRIC_TITLES[name]}\n\n{score_table(report, name, 'seen')}" for name in health]
+    parts += [f"### {METRICS[name].title}\n\n{score_table(report, name, 'seen')}" for name in health]
     parts.append("## Memory, further measures (seen passages)")
     shown = ("rouge_l", "perplexity")
     further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
-    parts += [f"### {METRIC_TITLES[m.name]}\n\n{score_table(report, m.name, 'seen')}" for m in further]
+    parts += [f"### {METRICS[m.name].title}\n\n{score_table(report, m.name, 'seen')}" for m in further]
     if report.membership:
         parts.append(_membership(report))
     parts += [_leaks(report), _definitions(report)]
@@ -72,9 +59,7 @@ def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split 
     return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
 
 
-def compare_reports(
-    reports: Mapping[str, UnlearningReport], metric: MetricName = "rouge_l", split: Split = "seen"
-) -> str:
+def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
     """One Markdown table of several reports, each under its name.
 
     Args:
@@ -111,7 +96,7 @@ def compare_reports(
         for name, report in reports.items()
         for book in report.books
     }
-    title = f"{METRIC_TITLES[metric]}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
+    title = f"{METRICS[metric].title}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
     return f"{title}\n\n{_table([*_heads(scales), *map(reference_head, references)], rows)}\n"
 
 

@@ -48,7 +48,6 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 )
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import MetricName
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
@@ -149,7 +148,7 @@ class UnlearningReport:
     timing: Timing
     theory: Theory | None = None
 
-    def score(self, book: str, scale: float, metric: MetricName = "rouge_l", split: Split = "seen") -> Score:
+    def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
         """The score of one book at one λ.
 
         Args:

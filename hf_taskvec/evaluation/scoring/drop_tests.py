@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_taskvec.evaluation.scoring.metrics import Metric, MetricName
+from hf_taskvec.evaluation.scoring.metrics import Metric
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, permutation_test
 from hf_taskvec.evaluation.texts.books import Role
 
@@ -38,7 +38,7 @@ class LossTest:
     first: str
     second: str
     scale: float
-    metric: MetricName
+    metric: str
     first_loss: float
     second_loss: float
     difference: Interval
@@ -52,7 +52,7 @@ def losses(before: Array, after: Array, metric: Metric) -> Array:
         grown: Array = np.log(after) - np.log(before)
         return -grown if metric.higher else grown
     lost = before - after if metric.higher else after - before
-    level = before.mean() if len(before) and metric.ratio else 0.0
+    level = before.mean() if len(before) and not metric.nats else 0.0
     return lost / level if level else lost
 
 

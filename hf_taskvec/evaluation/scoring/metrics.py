@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
@@ -13,19 +13,6 @@ from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
 
 MetricKind = Literal["memory", "health"]
-MetricName = Literal[
-    "rouge_l",
-    "rouge_l_precision",
-    "rouge_l_recall",
-    "perplexity",
-    "repetition",
-    "distinct_2",
-    "empty",
-    "longest_run",
-    "extraction_strength",
-    "exact_memorisation",
-    "min_k",
-]
 # MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
 MIN_K = 0.4
 
@@ -50,23 +37,56 @@ class AnsweredPassage:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A name, what it means, and which way is up.
+class MetricInfo:
+    """What a metric means, and which way is up.
 
-    `kind` is `"memory"` (the book is still there) or `"health"` (the model still works); `higher` says
-    whether a higher value means more of that. `geometric` metrics are averaged in the logarithm.
-    Those of Rouge-L have no `compute`: `measure` takes all three from one comparison of the texts.
+    Args:
+        name (`str`):
+            What scores are found under.
+        kind (`"memory"` or `"health"`):
+            Whether it says that the book is still there, or that the model still works.
+        higher (`bool`):
+            Whether a higher value means more of that.
+        definition (`str`):
+            What is measured, in a sentence without its full stop.
+        title (`str`, *optional*):
+            What tables call it; its name without one.
+        geometric (`bool`, *optional*, defaults to `False`):
+            Averaged in the logarithm.
+        digits (`int`, *optional*, defaults to 4):
+            After the point, in tables.
+        likelihood (`bool`, *optional*, defaults to `False`):
+            Needs the log-probabilities of the true continuation.
+        nats (`bool`, *optional*, defaults to `False`):
+            A logarithm of a probability: it has no zero, so no share of it can be lost, but one of the probability can.
     """
 
-    name: MetricName
+    name: str
     kind: MetricKind
     higher: bool
     definition: str
-    compute: Callable[[AnsweredPassage, Protocol], float] | None = None
+    title: str = ""
     geometric: bool = False
     digits: int = 4
-    likelihood: bool = False  # needs the log-probabilities of the true continuation
-    ratio: bool = True  # has a true zero, so that a share of it means something
+    likelihood: bool = False
+    nats: bool = False
+
+
+@dataclass(frozen=True)
+class Metric(MetricInfo):
+    """A metric, and the function that computes it from one passage.
+
+    Those of Rouge-L have no `compute`: `measure` takes all three from one comparison of the texts. One of your own is
+    `Metric("name", "memory", True, "what it measures", compute=lambda passage, protocol: ...)`; `sweep(own_metrics=…)`
+    takes it.
+    """
+
+    compute: Callable[[AnsweredPassage, Protocol], float] | None = None
+
+    @property
+    def info(self) -> MetricInfo:
+        """What it means, without the function."""
+        return MetricInfo(**{each.name: getattr(self, each.name) for each in fields(MetricInfo)})
 
 
 def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
@@ -76,9 +96,14 @@ def score_text(output: str, answer: str, protocol: Protocol) -> RougeScore:
     return rouge_l(output, answer, stemmer=protocol.scorer == "rouge_l_stemmed")
 
 
+def loss(log_probs: Sequence[float]) -> float:
+    """The mean negative log-likelihood."""
+    return -math.fsum(log_probs) / len(log_probs) + 0.0  # + 0.0: there is no −0
+
+
 def perplexity(log_probs: Sequence[float]) -> float:
-    """The exponential of the mean negative log-likelihood, kept finite (JSON knows no infinity)."""
-    return math.exp(min(-math.fsum(log_probs) / len(log_probs), 709.0))
+    """The exponential of the loss, kept finite (JSON knows no infinity)."""
+    return math.exp(min(loss(log_probs), 709.0))
 
 
 def distinct(output: str, n: int) -> float:
@@ -138,26 +163,40 @@ METRICS: dict[str, Metric] = {
             "memory",
             True,
             "F1 of the longest common subsequence of words, by the protocol's scorer",
+            "Rouge-L (F1)",
         ),
         Metric(
             "rouge_l_precision",
             "memory",
             True,
             "the share of the generated words in that subsequence",
+            "Rouge-L precision",
         ),
         Metric(
             "rouge_l_recall",
             "memory",
             True,
             "the share of the true words in that subsequence",
+            "Rouge-L recall",
+        ),
+        Metric(
+            "loss",
+            "memory",
+            False,
+            "mean negative log-likelihood of the true continuation's tokens, given the prompt, in nats a token",
+            "Loss of the true continuation",
+            compute=lambda o, p: loss(o.log_probs),
+            digits=3,
+            likelihood=True,
+            nats=True,
         ),
         Metric(
             "perplexity",
             "memory",
             False,
-            "exp of the mean negative log-likelihood of the true continuation's tokens, given the prompt; "
-            "geometric mean over passages. On retained books it measures health",
-            lambda o, p: perplexity(o.log_probs),
+            "exp of that loss; geometric mean over passages. On retained books it measures health",
+            "Perplexity of the true continuation",
+            compute=lambda o, p: perplexity(o.log_probs),
             geometric=True,
             digits=2,
             likelihood=True,
@@ -167,28 +206,32 @@ METRICS: dict[str, Metric] = {
             "health",
             False,
             "the share of the output's 4-grams of words that repeat an earlier one",
-            lambda o, p: repetition(o.output),
+            "Repeated 4-grams",
+            compute=lambda o, p: repetition(o.output),
         ),
         Metric(
             "distinct_2",
             "health",
             True,
             "different bigrams of words in the output, as a share of all",
-            lambda o, p: distinct(o.output, 2),
+            "Distinct bigrams",
+            compute=lambda o, p: distinct(o.output, 2),
         ),
         Metric(
             "empty",
             "health",
             False,
             "1 if the output has no word, else 0",
-            lambda o, p: float(not words(o.output)),
+            "Empty outputs",
+            compute=lambda o, p: float(not words(o.output)),
         ),
         Metric(
             "longest_run",
             "memory",
             True,
             "the most words in a row that output and true continuation share",
-            lambda o, p: float(longest_run(o.output, o.answer)),
+            "Longest verbatim run (words)",
+            compute=lambda o, p: float(longest_run(o.output, o.answer)),
             digits=2,
         ),
         Metric(
@@ -197,7 +240,8 @@ METRICS: dict[str, Metric] = {
             True,
             "1 − k/n, k the shortest true prefix of the continuation after which every token is the model's "
             "first choice (k ≤ n − 1, as in open-unlearning)",
-            lambda o, p: extraction_strength(o.hits),
+            "Extraction strength",
+            compute=lambda o, p: extraction_strength(o.hits),
             likelihood=True,
         ),
         Metric(
@@ -205,7 +249,8 @@ METRICS: dict[str, Metric] = {
             "memory",
             True,
             "the share of the true continuation's tokens that are the model's first choice",
-            lambda o, p: exact_memorisation(o.hits),
+            "Exact memorisation",
+            compute=lambda o, p: exact_memorisation(o.hits),
             likelihood=True,
         ),
         Metric(
@@ -213,16 +258,19 @@ METRICS: dict[str, Metric] = {
             "memory",
             True,
             f"Min-K %: mean log-probability of the {MIN_K:.0%} least likely tokens of the true continuation",
-            lambda o, p: min_k(o.log_probs),
+            "Min-K % (log-probability)",
+            compute=lambda o, p: min_k(o.log_probs),
             likelihood=True,
-            ratio=False,
+            nats=True,
         ),
     )
 }
+# What has to agree before a book counts as forgotten: generating it, and predicting it in three ways.
+PRIMARY = ("rouge_l", "loss", "extraction_strength", "exact_memorisation")
 
 
-def measure(answered: AnsweredPassage, protocol: Protocol) -> dict[str, float]:
-    """Every metric of one passage; without log-probabilities, those that need none."""
+def measure(answered: AnsweredPassage, protocol: Protocol, own: Sequence[Metric] = ()) -> dict[str, float]:
+    """Every metric of one passage, `own` ones too; without log-probabilities, those that need none."""
     score = score_text(answered.output, answered.answer, protocol)
     # One comparison of the texts, which is the costly part, serves all three.
     found: dict[str, float] = {
@@ -230,7 +278,7 @@ def measure(answered: AnsweredPassage, protocol: Protocol) -> dict[str, float]:
         "rouge_l_precision": protocol.score_factor * score.precision,
         "rouge_l_recall": protocol.score_factor * score.recall,
     }
-    for metric in METRICS.values():
+    for metric in (*METRICS.values(), *own):
         if metric.compute is not None and (answered.log_probs or not metric.likelihood):
-            found[metric.name] = metric.compute(answered, protocol)
+            found[metric.name] = float(metric.compute(answered, protocol))
     return found

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import Metric, MetricName
+from hf_taskvec.evaluation.scoring.metrics import Metric
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean_score
 
 
@@ -94,7 +94,7 @@ class Choice:
 
     scale: float | None
     reason: str
-    metric: MetricName
+    metric: str
     target_from: Literal["reference", "held_out"]
     reference: str | None
     margin: float
