@@ -192,8 +192,9 @@ class Computed(Delta):
 
 def _not_pickled() -> UnsupportedError:
     return UnsupportedError(
-        "the vector is computed by a merging rule when it is used, and a rule's functions cannot be pickled. Save the "
-        "vector to a folder and load it where it is needed, or send the vectors and combine() them there."
+        "the vector is computed by a merging rule, or drawn as noise in factors, when it is used: functions do so, "
+        "which cannot be pickled. Save the vector to a folder and load it where it is needed, or send the vectors that "
+        "it is made of and combine() them there."
     )
 
 

@@ -1,9 +1,10 @@
-"""The ways to make a task vector: from models, adapters, gradients, tensors and files.
+"""The ways to make a task vector: from models, adapters, gradients, tensors and files, and as noise.
 
 Each method that needs a higher package imports it when it is called; see `task_vector`.
 """
 
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from hf_taskvec.algebra.deltas import Dense, LowRank
 from hf_taskvec.algebra.expressions import check_label
 from hf_taskvec.algebra.linear_expression import LinearExpression
+from hf_taskvec.algebra.noise import noise_like
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import InMemory, sampled_fingerprint
@@ -29,7 +31,7 @@ Model = str | Path | torch.nn.Module
 
 
 class VectorConstructors(LinearExpression):
-    """The class methods that make a `TaskVector`."""
+    """The methods that make a `TaskVector` of something else."""
 
     @classmethod
     def from_finetuned(
@@ -307,3 +309,34 @@ class VectorConstructors(LinearExpression):
             `TaskVector`: The vector.
         """
         return cls.load(pretrained_model_name_or_path, revision=revision, token=token)
+
+    def noise(self, seed: int = 0) -> "Self":
+        """A random vector of the same norm in every parameter: the control that an edit is compared with.
+
+        Every element of each parameter that the vector changes gets Gaussian noise, scaled so that the parameter's
+        Frobenius norm is the vector's own (to the rounding of fp32). Low-rank changes get random factors of the same
+        rank, and so stay low-rank; where only some rows are changed, these get the noise. The numbers hang on the seed,
+        the parameter's name and their place alone.
+
+        Args:
+            seed (`int`, *optional*, defaults to 0):
+                Of the numbers; another seed gives another vector of these norms.
+
+        Returns:
+            `TaskVector`: The noise. Nothing is read or drawn before it is used; its expression says that it is noise,
+                with which seed, and like which vector.
+
+        Raises:
+            `BadValueError`: If the seed is not a whole number.
+
+        Example:
+            >>> from hf_taskvec import TaskVector
+            >>> v = TaskVector.from_tensors({"w": torch.ones(4, 4)}, name="v")
+            >>> round(v.noise(seed=1).norm("w"), 4), v.noise(seed=1).expression
+            (4.0, 'noise(v, seed=1)')
+
+        """
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
+            raise BadValueError(f"seed={seed!r}: the seed of noise is a whole number.")
+        terms = {name: (noise_like(change, int(seed)),) for name, change in self.items()}
+        return type(self)(terms, self.provenance.through("noise", seed=int(seed)))

@@ -45,7 +45,7 @@ def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> T
     """The vector that an expression stands for.
 
     It may have numbers, names, `+ - * /`, brackets, `compress(v, rank=8)`, `prune_rows(v, fraction=0.25)`,
-    `filter(v, include="*.mlp.*")`, `scale(v, by={"*.mlp.*": 0.5})` and merging rules,
+    `filter(v, include="*.mlp.*")`, `scale(v, by={"*.mlp.*": 0.5})`, `noise(v, seed=0)` and merging rules,
     `combine([v, w], "ties", density=0.2)`. A pattern may be a regular expression, `re.compile("mlp|attn")`.
 
     Args:
