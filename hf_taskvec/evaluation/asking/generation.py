@@ -35,6 +35,14 @@ class Continuation:
     hits: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """The tokens that the rows of a batch are padded to, and of how many of the last ones logits are asked for."""
+
+    width: int
+    kept: int
+
+
 class Generator:
     """Runs batches of passages through a model. Use it inside `with generator.prepared():`.
 
@@ -138,30 +146,42 @@ class Generator:
         self, passages: Sequence[TokenizedPassage], set_rows: Callable[[slice], None]
     ) -> list[tuple[tuple[float, ...], tuple[bool, ...]]]:
         """For each row the log-probabilities of the answer's tokens, and which of them come first."""
-        device = input_device(self.model)
-        width = max(len(passage.prompt_ids) + len(passage.answer_ids) for passage in passages)
-        # The first position whose next token belongs to an answer: the output layer is not asked before it.
-        kept = width + 1 - min(len(passage.prompt_ids) for passage in passages)
-        keep = {"logits_to_keep": kept} if self._skips_logits else {}
-        step = rows_per_pass(self.model.config, kept if keep else width)
+        frame = self._frame(passages)
+        step = rows_per_pass(self.model.config, frame.kept if self._skips_logits else frame.width)
         views = []
         for first in range(0, len(passages), step):
             part = slice(first, min(first + step, len(passages)))
             set_rows(part)
-            rows = [passage.prompt_ids + passage.answer_ids for passage in passages[part]]
-            ids = torch.full((len(rows), width), self._pad, dtype=torch.long)
-            mask = torch.zeros((len(rows), width), dtype=torch.long)
-            for i, row in enumerate(rows):  # right-padded: each position is its own index, in any architecture
-                ids[i, : len(row)] = torch.tensor(row)
-                mask[i, : len(row)] = 1
             with self._in_model():
-                inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), **keep}
-                logits = self.model(**inputs, use_cache=False).logits
-                skipped = width - logits.shape[1]
-                for i, passage in enumerate(passages[part]):
-                    begin = len(passage.prompt_ids) - 1 - skipped
-                    views.append(_view(passage, logits[i, begin : begin + len(passage.answer_ids)].float()))
+                found = self._answer_logits(passages[part], frame)
+                views += [_view(passage, logits) for passage, logits in zip(passages[part], found, strict=True)]
         return views
+
+    def answer_logits(self, passages: Sequence[TokenizedPassage]) -> list[torch.Tensor]:
+        """For each passage the logits, in fp32, from which each token of its true continuation is predicted."""
+        with self._in_model():
+            return list(self._answer_logits(passages, self._frame(passages)))
+
+    def _frame(self, passages: Sequence[TokenizedPassage]) -> "_Frame":
+        width = max(len(passage.prompt_ids) + len(passage.answer_ids) for passage in passages)
+        # The first position whose next token belongs to an answer: the output layer is not asked before it.
+        return _Frame(width, width + 1 - min(len(passage.prompt_ids) for passage in passages))
+
+    def _answer_logits(self, passages: Sequence[TokenizedPassage], frame: "_Frame") -> Iterator[torch.Tensor]:
+        device = input_device(self.model)
+        rows = [passage.prompt_ids + passage.answer_ids for passage in passages]
+        ids = torch.full((len(rows), frame.width), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(rows), frame.width), dtype=torch.long)
+        for i, row in enumerate(rows):  # right-padded: each position is its own index, in any architecture
+            ids[i, : len(row)] = torch.tensor(row)
+            mask[i, : len(row)] = 1
+        keep = {"logits_to_keep": frame.kept} if self._skips_logits else {}
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), **keep}
+        logits = self.model(**inputs, use_cache=False).logits
+        skipped = frame.width - logits.shape[1]
+        for i, passage in enumerate(passages):
+            begin = len(passage.prompt_ids) - 1 - skipped
+            yield logits[i, begin : begin + len(passage.answer_ids)].float()
 
     @contextmanager
     def _in_model(self) -> Iterator[None]:
