@@ -77,6 +77,17 @@ class Processes:
         torch.distributed.all_reduce(there)
         return there.cpu()
 
+    def broadcast(self, tensor: "torch.Tensor") -> None:
+        """Put the main process's values into this tensor, bit for bit; every process must call this."""
+        if self.num_processes == 1:
+            return
+        import torch
+
+        there = tensor.detach().to(self.device).contiguous()
+        torch.distributed.broadcast(there, 0)
+        with torch.no_grad():
+            tensor.copy_(there)
+
     def together(self, work: Callable[[], Result], main_only: bool = False) -> Result | None:
         """What `work` gives; if it fails in any process it fails in all, so that none waits for another forever.
 

@@ -22,6 +22,8 @@ def test_alone_everything_is_ones_own() -> None:
     value, tensor = {"any": "thing"}, torch.arange(3)
     assert alone.gather(value) == [value] and alone.gather(value)[0] is value
     assert alone.all_reduce(tensor) is tensor
+    alone.broadcast(tensor)
+    assert tensor.tolist() == [0, 1, 2]
     assert alone.together(lambda: 7) == alone.together(lambda: 7, main_only=True) == 7
     error = BadValueError("cannot")
     with pytest.raises(BadValueError, match=r"^cannot$") as raised:
@@ -70,6 +72,11 @@ def test_tensors_are_added_and_the_own_one_stays(two: list[dict]) -> None:
     for number, seen in enumerate(two):
         assert seen["sum"] == [3.0, 30.0]
         assert seen["own tensor"] == [number + 1.0, 10.0 * (number + 1)]
+
+
+def test_a_tensor_of_the_main_process_is_in_all_of_them_bit_for_bit(two: list[dict]) -> None:
+    for seen in two:
+        assert seen["broadcast"] == ["-0.0", "4.0", "10.0", "5.0", "3.0", "6.0"]
 
 
 def test_work_is_done_by_all_or_by_the_main_process_only(two: list[dict]) -> None:

@@ -35,7 +35,11 @@ def main(folder: Path) -> None:
         return work
 
     tensor = torch.tensor([1.0, 10.0]) * (number + 1)
+    # Not contiguous, and with a sign that a sum would lose.
+    weight = torch.nn.Parameter((torch.tensor([[-0.0, 10.0, 3.0], [4.0, 5.0, 6.0]]) * (1 - 2 * number)).T)
+    here.broadcast(weight)
     seen = {
+        "broadcast": [str(value) for value in weight.flatten().tolist()],
         "count": here.num_processes,
         "main": here.is_main_process,
         "local main": here.is_local_main_process,
