@@ -47,7 +47,7 @@ def full_fingerprint(model: "PreTrainedModel") -> str:
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_IDENTITY}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(_adapters(model).encode())
-    digest.update("".join(f"{where} {text}\n" for where, text, _ in _hooks(model)).encode())
+    digest.update("".join(f"{where} {text}\n" for where, text, _ in _hooks(model) if text).encode())
     for name, module in model.named_modules():
         if has_offloaded_params(module):
             with align_module_device(module, execution_device="cpu"):
@@ -65,16 +65,23 @@ def nameless_hooks(model: "torch.nn.Module") -> list[str]:
     return [text for _, text, is_described in _hooks(model) if not is_described]
 
 
+def hooked_modules(model: "torch.nn.Module") -> list[str]:
+    """The modules with a hook that may change the output, now or at another λ: what weights alone do not tell."""
+    return list(dict.fromkeys(path or type(model).__name__ for path, _, _ in _hooks(model)))
+
+
 def _hooks(model: "torch.nn.Module") -> Iterator[tuple[str, str, bool]]:
-    """Of each hook that may change the output: the module it is on, what is known of it, and if it said so itself."""
+    """Of each hook that may change the output: the module it is on, what is known of it, and if it said so itself.
+
+    What is known is an empty text for a hook that says that it changes nothing now.
+    """
     for path, module in model.named_modules():
         own_forward = [module.__dict__["forward"]] if "forward" in module.__dict__ else []
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *own_forward):
             owner = getattr(hook, "__self__", hook)
             said = hook if isinstance(hook, DescribesItself) else owner
             if isinstance(said, DescribesItself):
-                if said.fingerprint:
-                    yield path, said.fingerprint, True
+                yield path, said.fingerprint, True
                 continue
             named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
             if named.__module__.split(".")[0] not in _LIBRARIES and "_hf_hook" not in module.__dict__:

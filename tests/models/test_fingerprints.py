@@ -6,7 +6,7 @@ import torch
 from support import tiny_models
 from support.tiny_models import low_rank
 
-from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
+from hf_taskvec.models.fingerprints import full_fingerprint, hooked_modules, nameless_hooks
 
 
 def test_an_attached_edit_is_part_of_what_the_model_is():
@@ -61,3 +61,18 @@ def test_other_hooks_enter_by_what_they_say_or_else_by_name():
     handle.remove()
     model.model.norm.forward = lambda states: states
     assert full_fingerprint(model) != plain and len(nameless_hooks(model)) == 1
+
+
+def test_modules_with_hooks_are_named_at_whatever_scale():
+    model = tiny_models.make("llama")
+    model.enable_input_require_grads()  # a hook of transformers, which changes nothing
+    assert hooked_modules(model) == []
+    vector = low_rank(model)
+    with vector.applied_to(model, 0.0, merge=False):
+        found = hooked_modules(model)
+        assert "LlamaForCausalLM" in found  # which watches for uses that the edit would miss
+        assert {f"{name}.weight" for name in found} >= {name for name in vector if name.endswith("weight")}
+    with vector.applied_to(model, 1.0):
+        assert hooked_modules(model) == []
+    model.model.norm.register_forward_hook(lambda layer, inputs, output: output + 1)
+    assert hooked_modules(model) == ["model.norm"]
