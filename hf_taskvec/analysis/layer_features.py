@@ -45,6 +45,11 @@ def hidden_states(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+def with_hidden_states(output: Any, hidden: torch.Tensor) -> Any:
+    """What a block gives, with these hidden states in the place of its own."""
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
 @torch.inference_mode()
 def layer_features(model: Any, rows: TokenRows, feature: Feature, batch_size: int, bar: Any) -> torch.Tensor:
     """Pooled features of every layer: (rows, layers, size), in fp32. Nothing else of a forward pass is kept."""
@@ -58,7 +63,7 @@ def layer_features(model: Any, rows: TokenRows, feature: Feature, batch_size: in
             to.append(_pooled(hidden_states(output), batch, feature))
 
         with forward_hooks([(layer, keep) for layer in layers_of(model)]):
-            _without_head(model)(**batch.inputs(model), use_cache=False)
+            without_head(model)(**batch.inputs(model), use_cache=False)
         found.append(torch.stack(pooled, dim=1))
         bar.update(len(batch.lengths))
     return torch.cat(found)
@@ -72,7 +77,7 @@ def _pooled(hidden: torch.Tensor, batch: Batch, feature: Feature) -> torch.Tenso
     return (hidden * mask).sum(dim=1) / batch.lengths[:, None]
 
 
-def _without_head(model: Any) -> Any:
+def without_head(model: Any) -> Any:
     """The model without its output layer, whose logits are not needed here."""
     inner = without_peft(model)
     return inner.base_model if inner.base_model is not inner else inner

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import reduce
 from typing import Any
 
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_model, check_vectors, is_finite_number
-from hf_taskvec.analysis.layer_features import forward_hooks, hidden_states, layers_of
+from hf_taskvec.analysis.layer_features import forward_hooks, hidden_states, layers_of, with_hidden_states
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.model_facts import evaluation_mode
 
@@ -77,14 +78,15 @@ def stitch(
     def call(*inputs: Any, **options: Any) -> torch.Tensor:
         if options.setdefault("use_cache", False):
             raise BadValueError("a stitched model keeps no cache of keys and values: leave out use_cache.")
-        mixed: torch.Tensor | None = None
-        for weight, vector in parts:
+
+        def part(weight: float, vector: TaskVector | None) -> torch.Tensor:
             with vector.applied_to(model, merge=merge) if vector else nullcontext(), evaluation_mode(model):
-                part = weight * features(inputs, options)
-            mixed = part if mixed is None else mixed + part
+                return weight * features(inputs, options)
+
+        mixed = reduce(torch.add, (part(weight, vector) for weight, vector in parts))
 
         def replace(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
+            return with_hidden_states(output, mixed)
 
         with forward_hooks([(block, replace)]), evaluation_mode(model), torch.inference_mode():
             return model(*inputs, **options).logits
