@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from hf_taskvec.algebra.quantisation import Scheme
 from hf_taskvec.algebra.rounding import parse_dtype
 from hf_taskvec.algebra.vector_pushing import VectorPushing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from hf_taskvec.analysis.survival import Survival
     from hf_taskvec.application.live_edit import Edit
 
 
@@ -325,3 +327,45 @@ class TaskVector(VectorPushing):
             scale=scale,
             progress=progress,
         )
+
+    def survival(
+        self,
+        base: str | Path | torch.nn.Module,
+        scheme: Scheme = "nf4",
+        *,
+        scale: float = 1.0,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        progress: bool | None = None,
+    ) -> "Survival":
+        """What is left of `base + scale * vector` when it is quantised: the share of weights that get another code.
+
+        No model is run. The weights of the base and of the edited model are quantised, as bitsandbytes would (but
+        without it), and their codes compared; in tiles, with bounded memory. For many λ in one pass see
+        `hf_taskvec.analysis.survival_by_scale`.
+
+        Args:
+            base (`str`, `Path` or `torch.nn.Module`):
+                The model that is edited: a Hub id, a folder, or a live model.
+            scheme (`str`, *optional*, defaults to `"nf4"`):
+                `"nf4"` or `"int8"`, as in bitsandbytes; `"fp8"` or `"int4"`, as in torchao.
+            scale (`float`, *optional*, defaults to 1.0):
+                λ.
+            revision (`str`, *optional*):
+                Branch, tag or commit of a Hub id.
+            token (`str` or `bool`, *optional*):
+                As in transformers.
+            progress (`bool`, *optional*):
+                Show a progress bar; by default on a terminal.
+
+        Returns:
+            `Survival`: The shares in all, of each layer and of each weight; and which parameters are not quantised.
+
+        Raises:
+            `MismatchError`: If the vector does not fit the base.
+            `BadValueError`: If there is no such scheme, or a result is not finite.
+            `UnsupportedError`: If which weights would be quantised cannot be told.
+        """
+        from hf_taskvec.analysis.survival import survival
+
+        return survival(self, base, scheme, scale=scale, revision=revision, token=token, progress=progress)

@@ -10,6 +10,7 @@
 | Are features linear in the weights between two fine-tunes? | `cross_task_linearity` | `linearity` |
 | What does a model say with features that are mixed at one layer? | `stitch` | `stitching` |
 | How far is fine-tuning one gradient step? | `gradient_alignment`, `TaskVector.from_gradient` | `gradients` |
+| How much of an edit is left after quantisation? | `survival_by_scale`, `TaskVector.survival` | `survival` |
 | What is the loss around a model and two fine-tunes? | `loss_landscape` | `landscapes` |
 
 Vectors are compared from their files, without a model. What runs a model takes a live one, or
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, Recommendation, recommend_scales
     from hf_taskvec.analysis.scale_theorems import ScaleRegion, TransferScales
     from hf_taskvec.analysis.stitching import stitch
+    from hf_taskvec.analysis.survival import Survival, WeightSurvival, survival_by_scale
 
 _HOMES = {
     "Correlation": "correlations",
@@ -59,7 +61,9 @@ _HOMES = {
     "Recommendation": "recommended_scales",
     "ScaleRegion": "scale_theorems",
     "StableRanks": "ranks",
+    "Survival": "survival",
     "TransferScales": "scale_theorems",
+    "WeightSurvival": "survival",
     "correlation_matrix": "correlations",
     "correlation_proxy": "correlations",
     "cosine_matrix": "cosines",
@@ -71,6 +75,7 @@ _HOMES = {
     "recommend_scales": "recommended_scales",
     "stable_ranks": "ranks",
     "stitch": "stitching",
+    "survival_by_scale": "survival",
     "task_correlation": "correlations",
 }
 
@@ -88,7 +93,9 @@ __all__ = [
     "Recommendation",
     "ScaleRegion",
     "StableRanks",
+    "Survival",
     "TransferScales",
+    "WeightSurvival",
     "correlation_matrix",
     "correlation_proxy",
     "cosine_matrix",
@@ -100,6 +107,7 @@ __all__ = [
     "recommend_scales",
     "stable_ranks",
     "stitch",
+    "survival_by_scale",
     "task_correlation",
 ]
 

@@ -1,8 +1,8 @@
 """The command line, `taskvec`: thin commands over the library. Nothing heavy is imported until a command runs.
 
 One file a command: `extract`, `show`, `compare`, `combine` and `compress` make vectors and look at them; `apply`,
-`adapter`, `evaluate` (the command `eval`) and `sweep` work on models; `card` and `push` share what was made. What
-they have in common:
+`adapter`, `evaluate` (the command `eval`), `sweep` and `survival` work on models; `card` and `push` share what was
+made. What they have in common:
 
 - `app`: all commands under their names, and what happens to errors.
 - `arguments`: options that several commands have, and reading what was typed.

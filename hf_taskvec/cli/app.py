@@ -22,6 +22,7 @@ from hf_taskvec.cli.extract import extract_command
 from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
+from hf_taskvec.cli.survival import survival_command
 from hf_taskvec.cli.sweep import sweep_command
 from hf_taskvec.cli.warning_lines import warnings_as_lines
 from hf_taskvec.errors import TaskVectorError
@@ -49,6 +50,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "adapter": adapter_command,
         "eval": evaluate_command,
         "sweep": sweep_command,
+        "survival": survival_command,
     },
     "Sharing": {
         "card": card_command,

@@ -54,6 +54,10 @@ BAD = [
     (["eval", "nowhere", "--forget", "lamps.txt", "-o", "x"], "neither a folder"),
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--scales", "a,b", "-o", "x"], "is no list of λ"),
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--set", "sample=3", "-o", "x"], "Did you mean 'samples'"),
+    (["survival", "vector", "--base", "base", "--scheme", "nf3"], "Did you mean 'nf4'"),
+    (["survival", "vector", "--base", "nowhere"], "neither a folder"),
+    (["survival", "vector", "--base", "base", "--scales", "a,b"], "is no list of λ"),
+    (["survival", "vector", "--base", "base", "--scales", ","], "no λ was given"),
     (["card", "base"], "no model, adapter or task vector that this library"),
     (["card", "nowhere"], "no folder 'nowhere'"),
     (["push", "base", "me/x"], "no model, adapter or task vector that this library"),
@@ -110,6 +114,18 @@ def test_show_and_compare_give_the_librarys_numbers_as_json(taskvec: Run, edited
         "compare", "a=vector", f"b={tmp_path / 'small'}", "c=vector", "-o", tmp_path / "three.png", "--json"
     )
     assert three.json["cosines"][0][2] == pytest.approx(1.0) and (tmp_path / "three.png").exists()
+
+
+def test_survival_gives_the_librarys_shares_and_a_table_of_them(taskvec: Run, edited: Edited) -> None:
+    options = ["--base", "base", "--scheme", "int8", "--scales", "0:-1:-0.5"]
+    answer = taskvec("survival", "vector", *options, "--json")
+    assert answer.code == 0, answer.err
+    expected = [edited.vector.survival(edited.pair.base, "int8", scale=scale).to_dict() for scale in (0, -0.5, -1)]
+    assert answer.json == {"scheme": "int8", "base": "base", "scales": expected}
+    assert 0 == expected[0]["total"]["share"] < expected[1]["total"]["share"] < expected[2]["total"]["share"]
+    shown = taskvec("survival", "vector", *options).out
+    assert f"{expected[2]['total']['share']:.2%}" in shown and "Each layer at λ=-1" in shown
+    assert f"{len(expected[2]['by_weight'])} matrices are quantised" in shown and "embedding" in shown
 
 
 def test_an_adapters_folder_is_taken_for_its_vector(taskvec: Run, edited: Edited, tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 import json
 from collections.abc import Callable
 
-COMMANDS = ["extract", "show", "compare", "combine", "compress", "apply", "adapter", "eval", "sweep", "card", "push"]
+COMMANDS = [
+    *("extract", "show", "compare", "combine", "compress"),
+    *("apply", "adapter", "eval", "sweep", "survival"),
+    *("card", "push"),
+]
 SECRET = "hf_" + "SeCrEt" * 6
 
 
