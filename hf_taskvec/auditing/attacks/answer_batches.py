@@ -89,7 +89,7 @@ class AnswerBatch:
             token_log_probs(part, torch.tensor(passage.answer_ids)).double().mean().item()
             for part, passage in zip(self.answer_logits(logits), self.passages, strict=True)
         ]
-        check_finite(found, self.passages)
+        check_log_probs(found, self.passages)
         return found
 
 
@@ -139,7 +139,7 @@ def token_log_probs(logits: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, true.to(logits.device)[:, None])[:, 0] - logits.logsumexp(-1)
 
 
-def check_finite(values: Sequence[float], passages: Sequence[TokenizedPassage]) -> None:
+def check_log_probs(values: Sequence[float], passages: Sequence[TokenizedPassage]) -> None:
     """Refuse what broken weights give, by the name of the first passage."""
     for value, passage in zip(values, passages, strict=True):
         if not np.isfinite(value):

@@ -16,7 +16,7 @@ from hf_taskvec.auditing.attacks.answer_batches import (
     AnswerBatch,
     Array,
     answer_batches,
-    check_finite,
+    check_log_probs,
     token_log_probs,
 )
 from hf_taskvec.errors import UnsupportedError
@@ -113,7 +113,7 @@ def _looked_at(model: Any, batch: AnswerBatch) -> tuple[Array, Array]:
             first.append(logits.argmax(-1).cpu() == tokens)
         log_probs.append(batch.means(torch.cat(found)))
         hits.append(batch.means(torch.cat(first)))
-        check_finite(log_probs[-1], batch.passages)
+        check_log_probs(log_probs[-1], batch.passages)
     return np.array(log_probs).T, np.array(hits).T
 
 

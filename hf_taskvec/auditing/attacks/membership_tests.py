@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hf_taskvec.auditing.attacks.answer_batches import Array, answer_batches, check_finite, token_log_probs
+from hf_taskvec.auditing.attacks.answer_batches import Array, answer_batches, check_log_probs, token_log_probs
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.scoring.metrics import MIN_K, min_k
@@ -135,7 +135,7 @@ def membership_scores(
             logits = model(**batch.inputs(model), use_cache=False).logits
             for passage, part in zip(batch.passages, batch.answer_logits(logits), strict=True):
                 rows.append(_scores(passage, part))
-                check_finite([rows[-1][0]], [passage])
+                check_log_probs([rows[-1][0]], [passage])
             bar.update(len(batch.passages))
     return MembershipScores(*np.array(rows).T)
 
