@@ -35,3 +35,7 @@ REPORT_MARKDOWN = "report.md"
 REPORT_FOLDER = "report"
 #: a report's plots, without their endings
 REPORT_PLOTS = ("scores", "pareto", "samples")
+#: the report of an audit, and its plots
+AUDIT_JSON = "audit.json"
+AUDIT_MARKDOWN = "audit.md"
+AUDIT_PLOTS = ("audit-attacks", "audit-relearning", "audit-inside")

@@ -120,9 +120,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             refine=config.refine,
             output=output,
             reference=never,
-            margin=config.margin,
-            retain_bound=config.retain_bound,
-            certain=config.certain,
+            criteria=config.criteria,
             **options,
         )
     if never is not None:

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.reporting.tables import compare_reports
     from hf_taskvec.evaluation.reporting.theory_verdict import Judgement
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+    from hf_taskvec.evaluation.scoring.criteria import Criteria
+    from hf_taskvec.evaluation.scoring.metrics import AnsweredPassage, Metric
     from hf_taskvec.evaluation.scoring.rouge import RougeScore, rouge_l
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
+    from hf_taskvec.evaluation.scoring.verdict import Verdict
     from hf_taskvec.evaluation.sweeping import sweep
     from hf_taskvec.evaluation.texts import protocols
     from hf_taskvec.evaluation.texts.books import Book, load_book
@@ -33,13 +36,17 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.texts.passages import Passage
 
 _HOMES = {
+    "AnsweredPassage": "scoring.metrics",
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
+    "Criteria": "scoring.criteria",
     "Judgement": "reporting.theory_verdict",
     "LeakReport": "texts.leaks",
+    "Metric": "scoring.metrics",
     "Passage": "texts.passages",
     "RougeScore": "scoring.rouge",
     "UnlearningReport": "reporting.unlearning_report",
+    "Verdict": "scoring.verdict",
     "check_leaks": "texts.leaks",
     "compare_reports": "reporting.tables",
     "load_book": "texts.books",
@@ -49,13 +56,17 @@ _HOMES = {
 }
 
 __all__ = [
+    "AnsweredPassage",
     "Book",
     "Choice",
+    "Criteria",
     "Judgement",
     "LeakReport",
+    "Metric",
     "Passage",
     "RougeScore",
     "UnlearningReport",
+    "Verdict",
     "check_leaks",
     "compare_reports",
     "load_book",

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import make_accelerator, processes
-from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.reporting import summary
+from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
     UNNAMED,
     BookInfo,
-    MetricInfo,
     PassageAtReference,
     PassageAtScale,
     PassageResult,
@@ -27,12 +27,13 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     Timing,
 )
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, measure
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricInfo, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
-from hf_taskvec.evaluation.texts.leaks import check_leaks, without_leaks
-from hf_taskvec.evaluation.texts.passages import Passage, find_passages
+from hf_taskvec.evaluation.texts.leaks import check_leaks, find_all_passages
+from hf_taskvec.models.trained_books import recorded_books
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
@@ -56,10 +57,9 @@ def sweep(
     store: str | Path | None = None,
     batch_size: int | None = None,
     likelihood: bool = True,
-    metric: str = "rouge_l",
-    margin: float = 0.03,
-    retain_bound: float = 0.1,
-    certain: bool = False,
+    criteria: Criteria | None = None,
+    own_metrics: Sequence[Metric] = (),
+    split_followed: bool | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     permutations: int = 10_000,
@@ -92,8 +92,9 @@ def sweep(
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
             Of the model; loaded from where the model came from without it.
         reference (model or `dict[str, model]`, *optional*):
-            A model that never saw the forget books; or several models under the names that tables shall show, as in
-            `{"retrained without Alice": a, "base": b}`. λ is chosen against the first. They share the tokenizer.
+            A model that never saw the forget books: retrained without them, or the base, which is always at hand; or
+            several under the names that tables shall show, as in `{"retrained without Alice": a, "base": b}`. λ is
+            chosen against the first. They share the tokenizer.
         output (`str` or `Path`, *optional*):
             Folder for `report.json`, `report.md`, plots and, unless `store` names another, the store.
         store (`str` or `Path`, *optional*):
@@ -105,15 +106,14 @@ def sweep(
         likelihood (`bool`, *optional*, defaults to `True`):
             Also measure the likelihood of the true continuations (perplexity, Min-K %, extraction strength, exact
             memorisation). Without it only texts are generated.
-        metric (`str`, *optional*, defaults to `"rouge_l"`):
-            The memory metric by which λ is chosen.
-        margin (`float`, *optional*, defaults to 0.03):
-            "As if never seen" means within ± this of the never-seen score, in units of a score from 0 to 1.
-        retain_bound (`float`, *optional*, defaults to 0.1):
-            The share of its score that a retained book may lose.
-        certain (`bool`, *optional*, defaults to `False`):
-            Take only a λ of which it is sure (at `level`, on the choosing half) that the book is no better known than
-            to a model that never saw it; by default the mean decides.
+        criteria (`Criteria`, *optional*):
+            What forgotten and kept mean, and so which λ is chosen.
+        own_metrics (`Sequence[Metric]`, *optional*):
+            Metrics of your own, measured on every passage. `criteria` may name them.
+        split_followed (`bool`, *optional*):
+            Whether the model's training left out what the books hold out. Found in the model's training record without
+            it. It counts only where there is neither a `reference` nor text of the role `"unseen"`: then held-out
+            passages stand for never-seen ones, and if nobody knows that they are, the report calls it an assumption.
         resamples (`int`, *optional*, defaults to 2000):
             How often passages are drawn anew for an interval.
         level (`float`, *optional*, defaults to 0.95):
@@ -141,7 +141,7 @@ def sweep(
         >>> books = [load_book("alice.txt", role="forget"), load_book("oz.txt", role="retain")]  # doctest: +SKIP
         >>> grid = [0, -0.2, -0.4, -0.6, -0.8, -1]
         >>> report = sweep(model, vector, grid, books, output="out/", reference=base)  # doctest: +SKIP
-        >>> report.choice.scale, report.choice.reason  # doctest: +SKIP
+        >>> report.choice.scale, report.choice.verdict.sentence  # doctest: +SKIP
 
     """
     from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
@@ -156,7 +156,7 @@ def sweep(
     books = (books,) if isinstance(books, Book) else tuple(books)
     scales = _checked_scales(scales)
     draws = Draws(resamples, level, permutations, seed)
-    decisive = _decisive(metric, likelihood, margin)
+    criteria = _checked_criteria(criteria, own_metrics, likelihood)
     others = _references(reference)
     _check_change(change, model, merge)
     _check_books(books)
@@ -164,7 +164,7 @@ def sweep(
         ensure_writable(Path(output))
         ensure_matplotlib()
     tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
-    passages, left_out = _passages(books, protocol, tokenizer)
+    passages, left_out = find_all_passages(books, protocol, tokenizer)
     for each in (model, *others.values()):  # before any of them is asked
         tokenize_passages(passages, protocol, tokenizer, each.config)
     leaks = check_leaks(passages, [book.training_text for book in books])
@@ -184,8 +184,9 @@ def sweep(
         own = asking(model, edit, scales, label="batches")
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
-    results = _results(own, scales, compared, protocol, likelihood)
-    values = summary.PassageValues(results, scales, tuple(compared))
+    results = _results(own, scales, compared, protocol, likelihood, own_metrics)
+    metrics = _measured((*METRICS.values(), *own_metrics), likelihood)
+    values = summary.PassageValues(results, scales, metrics, tuple(compared))
     infos = tuple(
         BookInfo(
             book.name,
@@ -197,7 +198,9 @@ def sweep(
         )
         for book in books
     )
-    factor = protocol.score_factor if metric.startswith("rouge") else 1.0
+    if split_followed is None:
+        forgotten = {book.fingerprint for book in books if book.role == "forget"}
+        split_followed = forgotten <= recorded_books(model)
     works = [own.work, *(asked.work for asked in compared.values())]
     generated = sum(work.generated for work in works)
     report = UnlearningReport(
@@ -209,22 +212,22 @@ def sweep(
             for name, asked in compared.items()
         ),
         scales=scales,
-        metrics=tuple(MetricInfo(m.name, m.kind, m.higher, m.definition) for m in values.metrics),
+        metrics=metrics,
         books=infos,
         leaks=leaks,
         left_out=left_out,
         scores=summary.all_scores(values, infos, draws),
         reference_scores=summary.reference_scores(values, infos, draws),
-        tests=summary.all_loss_tests(values, infos, decisive, draws),
+        tests=summary.all_loss_tests(values, infos, _named(metrics, criteria.headline), draws),
         membership=summary.memberships(values, infos, draws),
-        choice=summary.choose_scale(
+        reference_membership=summary.reference_memberships(values, infos, draws),
+        choice=choose_scale(
             values,
             infos,
-            decisive,
-            margin=margin * factor,
-            retain_bound=retain_bound,
-            certain=certain,
-            draws=draws,
+            criteria,
+            draws,
+            split_followed=split_followed,
+            score_factor=protocol.score_factor,
         ),
         passages=results,
         settings=Settings(
@@ -278,26 +281,29 @@ def _check_books(books: Sequence[Book]) -> None:
         raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
 
 
-def _passages(books: Sequence[Book], protocol: protocols.Protocol, tokenizer: Any) -> tuple[tuple[Passage, ...], int]:
-    """The passages of all books; under a leak-free protocol also free of leaks between the books."""
-    found = tuple(passage for book in books for passage in find_passages(book, protocol, tokenizer))
-    if not protocol.leak_free or len(books) == 1:  # within a book, find_passages has done it
-        return found, 0
-    return without_leaks(found, [book.training_text for book in books])
+def _checked_criteria(criteria: Criteria | None, own: Sequence[Metric], likelihood: bool) -> Criteria:
+    """The criteria, if this sweep can measure what they need; its own metrics must be new."""
+    for metric in own:
+        if metric.name in METRICS or metric.compute is None or not metric.name.isidentifier():
+            raise BadValueError(
+                f"own_metrics: {metric.name!r} needs a name of its own (a word, none of {', '.join(METRICS)}) and a "
+                "function: Metric('name', 'memory', True, 'what it measures', compute=...)"
+            )
+    if len({metric.name for metric in own}) < len(own):
+        raise BadValueError("own_metrics: two metrics have the same name")
+    every = (*METRICS.values(), *own)
+    if criteria is None:
+        criteria = Criteria() if likelihood else Criteria(metrics=("rouge_l",))
+    criteria.check(every, {info.name for info in _measured(every, likelihood)})
+    return criteria
 
 
-def _decisive(metric: str, likelihood: bool, margin: float) -> Metric:
-    """The metric that chooses λ, if it can."""
-    if metric not in METRICS or METRICS[metric].kind != "memory":
-        memory = [name for name, m in METRICS.items() if m.kind == "memory"]
-        raise MissingNameError(f"no memory metric {metric!r}.{did_you_mean(metric, memory)} Use one of {memory}")
-    if METRICS[metric].nats:
-        raise BadValueError(f"metric={metric!r} has no zero, so no share of it can be lost: choose λ by another metric")
-    if METRICS[metric].likelihood and not likelihood:
-        raise BadValueError(f"metric={metric!r} needs the likelihood of the true text: leave likelihood=True")
-    if not margin >= 0:
-        raise BadValueError(f"margin={margin} must be 0 or more: it is a distance from the never-seen score")
-    return METRICS[metric]
+def _measured(metrics: Sequence[Metric], likelihood: bool) -> tuple[MetricInfo, ...]:
+    return tuple(metric.info for metric in metrics if likelihood or not metric.likelihood)
+
+
+def _named(metrics: Sequence[MetricInfo], name: str) -> MetricInfo:
+    return next(info for info in metrics if info.name == name)
 
 
 def _references(reference: Any) -> dict[str, Any]:
@@ -345,7 +351,12 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _results(
-    own: "Asked", scales: Sequence[float], others: "Mapping[str, Asked]", protocol: protocols.Protocol, likelihood: bool
+    own: "Asked",
+    scales: Sequence[float],
+    others: "Mapping[str, Asked]",
+    protocol: protocols.Protocol,
+    likelihood: bool,
+    metrics: Sequence[Metric],
 ) -> tuple[PassageResult, ...]:
     from hf_taskvec.evaluation.asking.batch_plan import Row
 
@@ -353,7 +364,7 @@ def _results(
         found, passage = asked.work.rows[Row(scale, i)], asked.passages[i]
         # A store may know more than was asked for; the report holds the same metrics for every passage.
         views = (found.log_probs, found.hits) if likelihood else ((), ())
-        return found.text, measure(AnsweredPassage(found.text, passage.text.answer, *views), protocol)
+        return found.text, measure(AnsweredPassage(found.text, passage.text.answer, *views), protocol, metrics)
 
     results = []
     for i, p in enumerate(passage.text for passage in own.passages):

@@ -20,6 +20,7 @@ from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfini
 from hf_taskvec.files.own_folder import clear, remove_folder
 from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import full_fingerprint
+from hf_taskvec.models.trained_books import RECORDED, marked_books
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory_estimate import check_training_memory
@@ -178,7 +179,8 @@ def finetune(
                 _save_companions(source, beside, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-            write_record(folder, _record(loop, key, source, vectors, speed))
+            books = marked_books(blocks.info.description)
+            write_record(folder, _record(loop, key, source, vectors, books, speed))
             folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / TRAINING_STATE).unlink(missing_ok=True)
@@ -229,7 +231,9 @@ def _save_companions(source: TrainingBase, beside: list[Path], folder: Path, wit
             shutil.copyfile(path, target)
 
 
-def _record(loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, speed: float) -> dict[str, Any]:
+def _record(
+    loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, books: list[str], speed: float
+) -> dict[str, Any]:
     epochs = loop.settings.epochs
     return {
         "library": f"hf_taskvec {__version__}",
@@ -239,6 +243,7 @@ def _record(loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, s
         "settings": asdict(loop.settings),
         "precision": loop.precision,
         "blocks": {"count": len(loop.blocks), "length": loop.blocks.length, "sha256": loop.blocks.digest},
+        RECORDED: books,
         "steps": loop.steps,
         "tokens": epochs * loop.blocks.ids.numel(),
         "epoch_losses": loop.epoch_losses(),

@@ -28,7 +28,9 @@ def report():
 def test_a_recommendation_is_judged_by_the_sweep(report) -> None:
     found = report.judge(recommend_scales(0.0).sweep_scale)
     at = {c.scale: c for c in report.choice.candidates}
-    assert recommend_scales(0.0).sweep_scale == -1.0 and f"of their {report.choice.metric}, " in found.sentence
+    assert (
+        recommend_scales(0.0).sweep_scale == -1.0 and f"of their {report.choice.criteria.headline}, " in found.sentence
+    )
     chosen = report.choice.scale
     expected = "; the sweep chose none." if chosen is None else f"; the sweep chose λ={chosen:.3g}."
     assert found.sentence.endswith("; it is the λ that the sweep chose." if chosen == -1.0 else expected)

@@ -421,8 +421,10 @@ def test_a_base_without_a_tokenizer_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--margin", "-1"], "margin=-1.0 must be above 0"),
+        (["--margin", "-1"], "margin=-1.0 must be 0 or more"),
         (["--margin", "nan"], "margin=nan"),
+        (["--low", "0"], "must enclose 1"),
+        (["--metrics", "rogue_l"], "no memory metric 'rogue_l'"),
         (["--retain-bound", "-1"], "between 0 and 1"),
         (["--evaluation-batch-size", "0"], "evaluation_batch_size=0 must be at least 1"),
         (["--words", "0"], "words=0 must be at least 200"),

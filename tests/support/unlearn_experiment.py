@@ -28,6 +28,12 @@ def config(*arguments: str, configs: Path = CONFIGS) -> UnlearnConfig:
 def candidates(report: UnlearningReport, forget: dict[float, float], target: float) -> UnlearningReport:
     """The report as it would be if the forget book had these scores on the choosing half."""
     assert report.choice is not None
-    made = tuple(Candidate(scale, score, target, score <= target, 0.0, False) for scale, score in forget.items())
-    choice = dataclasses.replace(report.choice, scale=None, reason="no λ qualifies", candidates=made, confirmation=None)
+    made = tuple(
+        Candidate(scale, score, target, {}, {}, None, score <= target, 0.0, 1.0, False)
+        for scale, score in forget.items()
+    )
+    nearest = min((c for c in made if c.scale), key=lambda c: abs(c.forget - c.target), default=made[0])
+    choice = dataclasses.replace(
+        report.choice, scale=None, nearest=nearest.scale, reason="no λ qualifies", candidates=made, verdict=None
+    )
     return dataclasses.replace(report, choice=choice)

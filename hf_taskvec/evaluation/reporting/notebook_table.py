@@ -8,7 +8,6 @@ from html import escape
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_scale
 from hf_taskvec.evaluation.reporting.tables import reference_head, verdict
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
 
 # Without a doctype, browsers let tables inherit neither colour nor size.
@@ -20,7 +19,8 @@ _FAINT = "opacity:.7;font-size:85%;white-space:nowrap"
 
 def report_html(report: UnlearningReport) -> str:
     """Books down, λ and the reference models across: the score of the seen passages with its interval."""
-    metric = report.choice.metric if report.choice is not None else "rouge_l"
+    metric = report.choice.criteria.headline if report.choice is not None else "rouge_l"
+    digits = report.metric(metric).digits
     chosen = report.choice.scale if report.choice is not None else None
     head = [_cell("th", "book", "text-align:left")]
     head += [_scale_head(scale, scale == chosen) for scale in report.scales]
@@ -34,16 +34,16 @@ def report_html(report: UnlearningReport) -> str:
             for score in report.scores
             if (score.book, score.metric, score.split) == (book.name, metric, "seen")
         }
-        cells += [_value(values.get(scale), metric, scale == chosen) for scale in report.scales]
+        cells += [_value(values.get(scale), digits, scale == chosen) for scale in report.scales]
         others = {
             score.reference: score.value
             for score in report.reference_scores
             if (score.book, score.metric, score.split) == (book.name, metric, "seen")
         }
-        cells += [_value(others.get(info.name), metric) for info in report.references]
+        cells += [_value(others.get(info.name), digits) for info in report.references]
         rows.append("".join(cells))
     body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
-    about = f"{METRICS[metric].title} of the seen passages, with {report.settings.level:.0%} intervals"
+    about = f"{report.metric(metric).title or metric} of the seen passages, with {report.settings.level:.0%} intervals"
     return (
         '<div style="overflow-x:auto">'
         f"<div><b>Unlearning report</b> · {escape(about)} · <code>{escape(report.protocol.id)}</code></div>"
@@ -58,10 +58,10 @@ def _scale_head(scale: float, is_chosen: bool) -> str:
     return _cell("th", text, _CHOSEN if is_chosen else "")
 
 
-def _value(found: Interval | None, metric: str, is_chosen: bool = False) -> str:
+def _value(found: Interval | None, digits: int, is_chosen: bool = False) -> str:
     text = "–"
     if found is not None:
-        value, _, ends = format_interval(found, METRICS[metric].digits).partition(" ")
+        value, _, ends = format_interval(found, digits).partition(" ")
         text = value + (f'<br/><span style="{_FAINT}">{ends}</span>' if ends else "")
     return _cell("td", text, _CHOSEN if is_chosen else "")
 

@@ -10,7 +10,6 @@ from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.escaping import visible
 from hf_taskvec.evaluation.reporting.report_parts import BookInfo, PassageResult
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.figures import COLOURS, literal, look
 
@@ -100,11 +99,11 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
 
-    metric = METRICS[report.choice.metric if report.choice is not None else "rouge_l"]
+    metric = report.metric(report.choice.criteria.headline if report.choice is not None else "rouge_l")
     figure = Figure(figsize=(7.5, 6.2), layout="constrained")
     axes = figure.subplots()
     forget = [b.name for b in report.books if b.role == "forget"]
-    others = [b for b in report.books if b.role != "forget"]
+    others = [b for b in report.books if b.role != "forget" and b.seen]
     front = report.choice.pareto if report.choice is not None else ()
     for i, book in enumerate(others, start=1):
         for name in forget:

@@ -2,21 +2,10 @@
 
 from dataclasses import dataclass
 
-from hf_taskvec.evaluation.scoring.metrics import MetricKind
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Role, Split
 
 UNNAMED = "reference"  # the name of a reference model whose caller gave it none
-
-
-@dataclass(frozen=True)
-class MetricInfo:
-    """What a metric of the report means, and which way is up."""
-
-    name: str
-    kind: MetricKind
-    higher: bool
-    definition: str
 
 
 @dataclass(frozen=True)
@@ -71,10 +60,23 @@ class ReferenceScore:
 
 @dataclass(frozen=True)
 class Membership:
-    """How well Min-K % tells the seen passages of a book from its held-out ones."""
+    """How well Min-K % tells the seen passages of a book from unseen ones, at one λ.
+
+    `priv_leak` compares with the first reference model, or with chance without one; `None` in reports that lack it.
+    """
 
     book: str
     scale: float
+    auc: Interval
+    priv_leak: float | None
+
+
+@dataclass(frozen=True)
+class ReferenceMembership:
+    """The same of a reference model: near 0.5 unless it has seen the book."""
+
+    reference: str
+    book: str
     auc: Interval
 
 

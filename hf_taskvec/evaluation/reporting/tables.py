@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.escaping import markdown, markdown_cell, markdown_code
 from hf_taskvec.evaluation.reporting.number_formats import (
     format_interval,
@@ -13,8 +13,15 @@ from hf_taskvec.evaluation.reporting.number_formats import (
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore, Score
 from hf_taskvec.evaluation.reporting.theory_verdict import Theory
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.reporting.verdict_tables import (
+    candidates_table,
+    criteria_words,
+    never_seen_words,
+    retained_table,
+    verdict_table,
+)
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
 
@@ -42,11 +49,11 @@ def report_markdown(report: UnlearningReport) -> str:
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
     measured = {info.name for info in report.metrics}
     health = [name for name in _HEALTH if name in measured]
-    parts += [f"### {METRICS[name].title}\n\n{score_table(report, name, 'seen')}" for name in health]
+    parts += [f"### {report.metric(name).title}\n\n{score_table(report, name, 'seen')}" for name in health]
     parts.append("## Memory, further measures (seen passages)")
     shown = ("rouge_l", "perplexity")
     further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
-    parts += [f"### {METRICS[m.name].title}\n\n{score_table(report, m.name, 'seen')}" for m in further]
+    parts += [f"### {m.title or m.name}\n\n{score_table(report, m.name, 'seen')}" for m in further]
     if report.membership:
         parts.append(_membership(report))
     parts += [_leaks(report), _definitions(report)]
@@ -80,9 +87,8 @@ def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "roug
     """
     if not reports:
         raise BadValueError("no reports to compare")
-    if metric not in METRICS:
-        raise MissingNameError(f"no metric {metric!r}.{did_you_mean(metric, METRICS)} Use one of {', '.join(METRICS)}")
     (first, base), *rest = reports.items()
+    base.metric(metric)
     for name, report in rest:
         if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
             raise MismatchError(
@@ -96,7 +102,7 @@ def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "roug
         for name, report in reports.items()
         for book in report.books
     }
-    title = f"{METRICS[metric].title}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
+    title = f"{base.metric(metric).title or metric}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
     return f"{title}\n\n{_table([*_heads(scales), *map(reference_head, references)], rows)}\n"
 
 
@@ -132,14 +138,14 @@ def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> di
     cells = {}
     for score in report.scores:
         if (score.book, score.metric, score.split) == wanted:
-            cells[_heads([score.scale])[0]] = _cell(score, METRICS[metric])
+            cells[_heads([score.scale])[0]] = _cell(score, report.metric(metric))
     for other in report.reference_scores:
         if (other.book, other.metric, other.split) == wanted:
-            cells[reference_head(other.reference)] = _cell(other, METRICS[metric])
+            cells[reference_head(other.reference)] = _cell(other, report.metric(metric))
     return cells
 
 
-def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
+def _cell(score: Score | ReferenceScore, metric: MetricInfo) -> str:
     text = format_interval(score.value, metric.digits)
     if score.relative is not None:
         text += f"<br>({format_share(score.relative)})"
@@ -150,30 +156,20 @@ def _cell(score: Score | ReferenceScore, metric: Metric) -> str:
 
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
-    lines = ["## The choice of λ", markdown(verdict(report))]
+    lines = ["## The verdict", markdown(verdict(report))]
     if choice is None:
         return "\n\n".join(lines)
-    if confirmed := choice.confirmation:
-        digits = METRICS[choice.metric].digits
-        kind = "paired difference" if confirmed.paired else "difference"
-        lines.append(
-            f"On the reporting half: {choice.metric} {format_interval(confirmed.forget, digits)}, never-seen level "
-            f"{format_number(confirmed.target, digits)}, {kind} "
-            f"{format_interval(confirmed.difference, digits, sign=True)}."
-        )
-        for book, loss in confirmed.retain_losses.items():
-            ends = f"{format_number(100 * loss.low, 1)}, {format_number(100 * loss.high, 1)}"
-            lines.append(f"{markdown(book)} lost {format_number(100 * loss.value, 1)} % [{ends}] of its score there.")
-    source = "held-out text at λ=0, not from a model"
-    if choice.reference is not None:
-        named = "" if choice.reference == UNNAMED else f" “{markdown(choice.reference)}”"
-        source = f"the reference model{named}, of which the caller says that it never saw the book"
-    what = "the whole interval" if choice.certain else "the mean"
-    lines.append(
-        f"The never-seen level comes from {source}; {what} must be at it or beyond; "
-        f"retained books may lose at most {choice.retain_bound:.0%}; "
-        f"Pareto front: λ ∈ {{{', '.join(format_number(s) for s in choice.pareto)}}}."
-    )
+    infos = {info.name: info for info in report.metrics}
+    if choice.verdict is not None and choice.judged is not None:
+        which = "the chosen" if choice.scale is not None else "the nearest"
+        lines.append(f"{format_scale(choice.judged)}, {which}, on the half of the passages that did not choose it:")
+        lines.append(verdict_table(choice.verdict, infos))
+        if choice.verdict.retained:
+            lines.append(retained_table(choice.verdict, infos))
+    lines.append(f"{criteria_words(choice.criteria)} {never_seen_words(choice.never_seen)}")
+    if choice.candidates:
+        lines += ["### The choice of λ", "On the other half:", candidates_table(choice.candidates, choice.criteria)]
+        lines.append(f"Pareto front: λ ∈ {{{', '.join(format_number(s) for s in choice.pareto)}}}.")
     return "\n\n".join(lines)
 
 
@@ -186,35 +182,46 @@ def _theory(theory: Theory) -> str:
 def _membership(report: UnlearningReport) -> str:
     rows: dict[str, dict[str, str]] = {}
     for found in report.membership:
-        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = format_interval(found.auc, 3)
-    note = "AUC of Min-K %: how well seen passages are told from held-out ones; 0.5 is chance."
-    return f"## Membership\n\n{note}\n\n{_table(_heads(report.scales), rows)}"
+        text = format_interval(found.auc, 3)
+        if found.priv_leak is not None:
+            text += f"<br>(PrivLeak {format_number(found.priv_leak, 1, sign=True)})"
+        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = text
+    for other in report.reference_membership:
+        rows.setdefault(other.book, {})[reference_head(other.reference)] = format_interval(other.auc, 3)
+    note = (
+        "AUC of Min-K %: how well seen passages are told from unseen ones; 0.5 is chance. PrivLeak (percent) compares "
+        "it with the first reference's, or with chance: below 0 the book is still known, above 0 conspicuously avoided."
+    )
+    columns = [*_heads(report.scales), *(reference_head(info.name) for info in report.references)]
+    return f"## Membership\n\n{note}\n\n{_table(columns, rows)}"
 
 
 def _tests(report: UnlearningReport) -> str:
+    metric = report.metric(report.tests[0].metric)
     rows: dict[str, dict[str, str]] = {}
     for test in report.tests:
-        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test)
-    metric = METRICS[report.tests[0].metric]
-    what = "grew its perplexity by a larger factor" if metric.geometric else f"lost a larger share of its {metric.name}"
-    unit = "the difference of the logarithms" if metric.geometric else "the difference in percentage points"
+        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test, metric)
+    what, unit = f"lost a larger share of its {metric.name}", "the difference in percentage points"
+    if metric.geometric:
+        what, unit = f"grew its {metric.name} by a larger factor", "the difference of the logarithms"
+    elif metric.nats:
+        what, unit = f"lost more by its {metric.name}", "the difference in nats"
     note = (
         f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
         "one-sided permutation test; on all seen passages."
     )
     parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
-    confirmation = None if report.choice is None else report.choice.confirmation
-    if confirmation is not None and confirmation.tests:
-        parts.append(f"At the chosen λ = {format_number(confirmation.scale)}, on the half that did not choose it:")
-        parts.append(
-            "\n".join(f"- {markdown(f'{t.first} > {t.second}')}: {_test(t, ', ')}" for t in confirmation.tests)
-        )
+    choice = report.choice
+    if choice is not None and choice.tests:
+        lines = [f"- {markdown(f'{t.first} > {t.second}')}: {_test(t, metric, ', ')}" for t in choice.tests]
+        parts.append(f"At λ = {format_number(choice.tests[0].scale)}, on the half that did not choose it:")
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _test(test: LossTest, between: str = "<br>") -> str:
+def _test(test: LossTest, metric: MetricInfo, between: str = "<br>") -> str:
     d = test.difference
-    if METRICS[test.metric].geometric:
+    if metric.geometric or metric.nats:
         text = format_interval(d, 3, sign=True)
     else:
         text = format_interval(Interval(100 * d.value, 100 * d.low, 100 * d.high), 1, sign=True)

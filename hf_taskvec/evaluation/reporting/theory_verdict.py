@@ -93,7 +93,9 @@ def judge_scale(scale: float | None, choice: Choice | None, higher: bool) -> Jud
     sign = 1.0 if higher else -1.0
     loss = sign * (1 - found.forget / before.forget) if before.forget else 0.0
     front = not any(_beats(other, found, sign) for other in choice.candidates)
-    sentence = _sentence(scale, choice.scale, choice.metric, loss, found.worst_retain, found.qualifies, front)
+    sentence = _sentence(
+        scale, choice.scale, choice.criteria.headline, loss, found.worst_retain, found.qualifies, front
+    )
     return Judgement(loss, found.worst_retain, found.qualifies, front, sentence)
 
 

@@ -6,9 +6,10 @@
 - `protocol`: the protocol's fields and hash; only reports with the same hash may share a table.
 - `model`, `edit`: fingerprints of the model at λ=0 and of the edit.
 - `references`: models to compare with, by the names that the caller gave them, with their fingerprints and
-  batch plans. λ is chosen against the first; that it never saw the forget books is not checked.
+  batch plans. λ is chosen against the first.
 - `scales`: the values of λ, 0 first.
-- `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition.
+- `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition, and how
+  it is averaged and shown. See `scoring.metrics.MetricInfo`.
 - `books`: name, role, fingerprint, seed, and the number of passages in each split.
 - `leaks`, `left_out`: the leak check over all books together, and how many passages it left out.
 - `scores`: for each book, split, λ and metric the value, and the paired difference and relative change (a
@@ -17,10 +18,11 @@
 - `tests`: for each λ, on all seen passages, whether one book lost more than another: forget against retain,
   aligned against retain, forget against aligned. The losses (shares of each book's score at λ=0), their
   difference with its interval, and the p-value of a one-sided permutation test. See `scoring.drop_tests.LossTest`.
-- `membership`: AUC of Min-K %, seen against held-out passages (0.5: they cannot be told apart).
-- `choice`: the chosen λ (`scale`), or none, and why (`reason`); the candidates on the choosing half; the
-  Pareto front; and `confirmation`, all of it on the other half: score, never-seen level, their difference,
-  whether that is `as_if_never_seen`, what the retained books lost, and the `tests` at the chosen λ.
+- `membership`: AUC of Min-K %, seen against unseen passages (0.5: they cannot be told apart), and PrivLeak;
+  `reference_membership`: the same AUC of each reference model, which shows whether it knows the book.
+- `choice`: the chosen λ (`scale`), or none and the `nearest`, and why (`reason`); the `criteria`; where the never-seen
+  level comes from (`never_seen`); the candidates on the choosing half; the Pareto front; and, from the other half, the
+  `verdict` (relative forgetting by every metric, membership, what the kept books lost) and the `tests` at that λ.
 - `theory`: task correlations, the λ that theory recommends for them, and how good that was; null if nobody asked.
 - `passages`: prompt, true answer, and for each λ and each reference the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
@@ -29,26 +31,30 @@
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting.earlier_reports import EARLIER_VERSION, upgraded
 from hf_taskvec.evaluation.reporting.report_parts import (
     BookInfo,
     Membership,
-    MetricInfo,
     PassageResult,
     ReferenceInfo,
+    ReferenceMembership,
     ReferenceScore,
     Score,
     Settings,
     Timing,
 )
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
+from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.metrics import METRICS, MetricInfo
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
+from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
 from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
@@ -61,7 +67,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT_SCHEMA = "hf_taskvec/unlearning-report"
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ class UnlearningReport:
         tests (`tuple` of `LossTest`):
             For each λ, on all seen passages, whether one book lost more than another.
         membership (`tuple` of `Membership`):
-            AUC of Min-K %, seen against held-out passages.
+            AUC of Min-K %, seen against unseen passages, and PrivLeak.
+        reference_membership (`tuple` of `ReferenceMembership`):
+            The same AUC of the reference models.
         choice (`Choice`, *optional*):
             The chosen λ, if any, why, and what the other half of the passages says of it; `None` without a book to
             forget.
@@ -123,6 +131,8 @@ class UnlearningReport:
     Example:
         >>> report = sweep(model, vector, [0, -0.5, -1], books, output="out/")  # doctest: +SKIP
         >>> report.choice.scale  # the λ to take, or None  # doctest: +SKIP
+        >>> report.choice.verdict.sentence  # which metric says what  # doctest: +SKIP
+        >>> report.rechoose(Criteria(retain_bound=0.3)).choice.scale  # the same scores, other bounds  # doctest: +SKIP
         >>> report.score("Alice", -0.5).relative  # what Alice lost, with its interval  # doctest: +SKIP
         >>> report.figures()["pareto"]  # what forgetting costs  # doctest: +SKIP
 
@@ -141,6 +151,7 @@ class UnlearningReport:
     reference_scores: tuple[ReferenceScore, ...]
     tests: tuple[LossTest, ...]
     membership: tuple[Membership, ...]
+    reference_membership: tuple[ReferenceMembership, ...]
     choice: Choice | None
     passages: tuple[PassageResult, ...]
     settings: Settings
@@ -187,7 +198,8 @@ class UnlearningReport:
             second (`str`):
                 The name of the other.
             scale (`float`, *optional*):
-                λ. Without it the answer is for the chosen λ, from the half of the passages that did not choose it.
+                λ. Without it the answer is for the chosen λ (or the nearest, if none was chosen), from the half of the
+                passages that did not choose it.
 
         Returns:
             `LossTest`: What both lost, the difference with its interval, and the p-value.
@@ -196,10 +208,10 @@ class UnlearningReport:
             `BadValueError`: If no λ was chosen and none is given.
             `MissingNameError`: If the report does not compare these books.
         """
-        confirmation = None if self.choice is None else self.choice.confirmation
-        if scale is None and confirmation is None:
+        chosen = () if self.choice is None else self.choice.tests
+        if scale is None and not chosen:
             raise BadValueError("no λ was chosen: say which one, as in report.test('forget', 'retain', -1)")
-        tests = self.tests if scale is not None or confirmation is None else confirmation.tests
+        tests = self.tests if scale is not None else chosen
         for found in tests:
             if (found.first, found.second) == (first, second) and scale in (None, found.scale):
                 return found
@@ -224,8 +236,62 @@ class UnlearningReport:
         Raises:
             `BadValueError`: If there is no such λ (`None`), or none was chosen, or the sweep did not evaluate it.
         """
-        metric = None if self.choice is None else self.choice.metric
+        metric = None if self.choice is None else self.choice.criteria.headline
         return judge_scale(scale, self.choice, any(info.higher for info in self.metrics if info.name == metric))
+
+    def metric(self, name: str) -> MetricInfo:
+        """What a metric of the report means.
+
+        Args:
+            name (`str`):
+                One of `metrics`.
+
+        Returns:
+            `MetricInfo`: Its direction, definition and form.
+
+        Raises:
+            `MissingNameError`: If the report has no such metric.
+        """
+        for info in self.metrics:
+            if info.name == name:
+                return info
+        known = [info.name for info in self.metrics]
+        raise MissingNameError(f"the report has no metric {name!r}.{did_you_mean(name, known)} It has {known}")
+
+    def rechoose(self, criteria: Criteria) -> "UnlearningReport":
+        """The same scores, with λ chosen and judged by other criteria.
+
+        Args:
+            criteria (`Criteria`):
+                What forgotten and kept shall mean.
+
+        Returns:
+            `UnlearningReport`: With another `choice`, and `tests` by its first metric.
+
+        Raises:
+            `BadValueError`: If the report has no passages (one from the Hub has none), or no book to forget.
+            `MissingNameError`: If there is no such metric.
+        """
+        from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
+        from hf_taskvec.evaluation.reporting.summary import PassageValues, all_loss_tests
+
+        if not self.passages:
+            raise BadValueError("this report has no passages, as those on the Hub: λ is chosen anew from a whole one")
+        if self.choice is None:
+            raise BadValueError("no book of the report is one to forget, so there is no λ to choose")
+        criteria.check([*METRICS.values(), *self.metrics], {info.name for info in self.metrics})
+        draws = Draws(self.settings.resamples, self.settings.level, self.settings.permutations, self.settings.seed)
+        values = PassageValues(self.passages, self.scales, self.metrics, [info.name for info in self.references])
+        choice = choose_scale(
+            values,
+            self.books,
+            criteria,
+            draws,
+            split_followed=self.choice.never_seen.source == "split",
+            score_factor=self.protocol.score_factor,
+        )
+        tests = all_loss_tests(values, self.books, self.metric(criteria.headline), draws)
+        return replace(self, choice=choice, tests=tests)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `report.json` holds it.
@@ -342,14 +408,16 @@ class UnlearningReport:
         """
         try:
             head = typed(_Head, content)
+            if head == _Head(REPORT_SCHEMA, EARLIER_VERSION):
+                content, head = upgraded(content), _Head(REPORT_SCHEMA, REPORT_VERSION)
             if head == _Head(REPORT_SCHEMA, REPORT_VERSION):
                 protocol = with_later_fields(content.get("protocol"))
                 return typed(cls, {"theory": None, **content, "protocol": protocol})  # earlier reports have no theory
         except (CorruptFileError, BadValueError) as error:  # of another type; a protocol of senseless numbers
             raise CorruptFileError(f"{name} is damaged or no report: {error} Run the sweep again") from None
         raise CorruptFileError(
-            f"{name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {REPORT_SCHEMA!r} version "
-            f"{REPORT_VERSION}"
+            f"{name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {REPORT_SCHEMA!r} versions "
+            f"{EARLIER_VERSION} and {REPORT_VERSION}"
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_taskvec.evaluation.scoring.metrics import Metric
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, permutation_test
 from hf_taskvec.evaluation.texts.books import Role
 
@@ -46,7 +46,7 @@ class LossTest:
     passages: tuple[int, ...]
 
 
-def losses(before: Array, after: Array, metric: Metric) -> Array:
+def losses(before: Array, after: Array, metric: MetricInfo) -> Array:
     """What each passage lost, in shares of the book's mean at λ=0; positive: less is remembered."""
     if metric.geometric:  # a ratio of perplexities is a difference of logarithms
         grown: Array = np.log(after) - np.log(before)
@@ -59,7 +59,7 @@ def losses(before: Array, after: Array, metric: Metric) -> Array:
 def loss_tests(
     books: Sequence[tuple[str, Role]],
     scale: float,
-    metric: Metric,
+    metric: MetricInfo,
     column: Callable[[str, float], Array],
     draws: Draws,
 ) -> tuple[LossTest, ...]:
@@ -70,7 +70,7 @@ def loss_tests(
             Names and roles.
         scale (`float`):
             λ.
-        metric (`Metric`):
+        metric (`MetricInfo`):
             A memory metric.
         column (`Callable[[str, float], ndarray]`):
             The values of a book's passages at some λ, by the book's name.

@@ -1,6 +1,6 @@
-"""Which λ: the gentlest one after which the book is no better known than to a model that never saw it.
+"""Which λ: the gentlest one that forgets enough by every metric, not too much, and keeps the other books.
 
-λ is chosen on one half of the passages and confirmed on the other, or the chosen score would flatter itself.
+λ is chosen on one half of the passages and judged on the other, or the chosen score would flatter itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,129 +9,123 @@ from typing import Literal
 
 import numpy as np
 
+from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import Metric
-from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, difference_apart, mean_score
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
+from hf_taskvec.evaluation.scoring.statistics import Array, Draws, mean_score
+from hf_taskvec.evaluation.scoring.verdict import Half, Verdict, judge
+
+LevelSource = Literal["reference", "unseen", "split", "assumed"]
+
+
+@dataclass(frozen=True)
+class NeverSeen:
+    """Where the never-seen level comes from.
+
+    Args:
+        source (`"reference"`, `"unseen"`, `"split"` or `"assumed"`):
+            A reference model; text that the caller says was never seen; the held-out part of the book, which the
+            model's training record says was left out; or the same, of which nobody says so.
+        name (`str`, *optional*):
+            The name of the reference model.
+        contradiction (`str`, *optional*):
+            What speaks against it, if something does.
+    """
+
+    source: LevelSource
+    name: str | None = None
+    contradiction: str | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One λ, on the half of the passages that chooses.
 
-    `forget` is the score of the forget books' seen passages and `target` that of a model that never saw them;
-    `forgets` is whether that is enough, `worst_retain` the largest relative loss of a retained book.
+    Args:
+        scale (`float`):
+            λ.
+        forget, target (`float`):
+            The headline metric of the forget books' seen passages, and of a model that never saw them.
+        relative (`dict[str, float]`):
+            R by each metric, of the book where it is farthest from 1; metrics without a gap are left out.
+        retained (`dict[str, float]`):
+            By each metric, the share that the retained book lost that lost most.
+        membership (`float`, *optional*):
+            How far the membership AUC is above the reference's, of the book where it is farthest.
+        forgets (`bool`):
+            Whether it forgets enough by every metric.
+        worst_retain (`float`):
+            The largest of `retained`.
+        shortfall (`float`):
+            By how much it misses the criterion that it misses most; 0 if it meets all.
+        qualifies (`bool`):
+            Whether it meets all.
     """
 
     scale: float
     forget: float
     target: float
+    relative: dict[str, float]
+    retained: dict[str, float]
+    membership: float | None
     forgets: bool
     worst_retain: float
+    shortfall: float
     qualifies: bool
 
 
 @dataclass(frozen=True)
-class Confirmation:
-    """The chosen λ on the half of the passages that did not choose it.
-
-    Args:
-        scale (`float`):
-            The chosen λ.
-        forget (`Interval`):
-            The score of the forget books.
-        target (`float`):
-            The score of a model that never saw them.
-        difference (`Interval`):
-            The first minus the second.
-        paired (`bool`):
-            Whether both scores are of the same passages: with a reference model they are.
-        as_if_never_seen (`bool`):
-            Whether all of `difference` lies within ± the margin.
-        retain_losses (`dict[str, Interval]`):
-            The share of its score at λ=0 that each retained book lost.
-        tests (`tuple[LossTest]`):
-            Which books lost more than which.
-    """
-
-    scale: float
-    forget: Interval
-    target: float
-    difference: Interval
-    paired: bool
-    as_if_never_seen: bool
-    retain_losses: dict[str, Interval]
-    tests: tuple[LossTest, ...] = ()
-
-
-@dataclass(frozen=True)
 class Choice:
-    """The chosen λ, or `None` and the reason; and the Pareto front between forgetting and keeping.
+    """The chosen λ, or `None` and the reason; the verdict on it; and the Pareto front between forgetting and keeping.
 
     Args:
         scale (`float`, *optional*):
             The chosen λ.
         reason (`str`):
-            Why this one, or why none, in a sentence.
-        metric (`str`):
-            The memory metric that decided.
-        target_from (`"reference"` or `"held_out"`):
+            Why this one, or why none, what the other half of the passages says of it, and what to try next.
+        criteria (`Criteria`):
+            What forgotten and kept were to mean.
+        never_seen (`NeverSeen`):
             Where the never-seen level comes from.
-        reference (`str`, *optional*):
-            The name of the reference model.
-        margin (`float`):
-            "as if never seen" means within ± this of the never-seen level.
-        retain_bound (`float`):
-            The share of its score that a retained book may lose.
-        certain (`bool`):
-            Whether all of the interval had to be at the never-seen level or beyond, not only the mean.
         candidates (`tuple[Candidate]`):
             Every λ on the half that chooses.
-        confirmation (`Confirmation`, *optional*):
-            The chosen λ on the other half.
+        nearest (`float`, *optional*):
+            If no λ was chosen, the one that came nearest to it.
+        verdict (`Verdict`, *optional*):
+            On the chosen λ, or else the nearest, from the half that did not choose it.
+        tests (`tuple[LossTest]`):
+            Which books lost more than which there.
         pareto (`tuple[float]`):
-            The λ that no other beats both in forgetting and in keeping.
+            The λ that no other beats both in forgetting and in keeping, by the headline metric.
     """
 
     scale: float | None
     reason: str
-    metric: str
-    target_from: Literal["reference", "held_out"]
-    reference: str | None
-    margin: float
-    retain_bound: float
-    certain: bool
+    criteria: Criteria
+    never_seen: NeverSeen
     candidates: tuple[Candidate, ...]
-    confirmation: Confirmation | None
+    nearest: float | None
+    verdict: Verdict | None
+    tests: tuple[LossTest, ...]
     pareto: tuple[float, ...]
 
-
-@dataclass(frozen=True)
-class Half:
-    """The metric on one half of the passages.
-
-    `forget` and `retain` hold the seen passages of the books, for each λ; the never-seen level is that of a
-    `reference` model on the same passages or, without one, of `held_out` text at λ=0.
-    """
-
-    forget: Mapping[float, Array]
-    retain: Mapping[str, Mapping[float, Array]]
-    held_out: Array
-    reference: Array | None
+    @property
+    def judged(self) -> float | None:
+        """The λ that the verdict is on."""
+        return self.nearest if self.scale is None else self.scale
 
 
 def choose(
     scales: Sequence[float],
     choosing: Half,
     reporting: Half,
-    metric: Metric,
+    criteria: Criteria,
+    infos: Mapping[str, MetricInfo],
     *,
-    margin: float,
-    retain_bound: float,
+    never_seen: NeverSeen,
     draws: Draws,
-    certain: bool = False,
-    reference: str | None = None,
 ) -> Choice:
-    """The smallest |λ| that forgets enough and keeps enough, confirmed on the other half.
+    """The smallest |λ| that meets the criteria on one half, judged on the other.
 
     Args:
         scales (`Sequence[float]`):
@@ -139,116 +133,160 @@ def choose(
         choosing (`Half`):
             The half of the passages that chooses λ.
         reporting (`Half`):
-            The half that confirms it.
-        metric (`Metric`):
-            A memory metric; `higher` says which way forgetting goes.
-        margin (`float`):
-            "as if never seen" means that the interval of the difference lies within ± this.
-        retain_bound (`float`):
-            The share of its score at λ=0 that a retained book may lose.
+            The half that judges it.
+        criteria (`Criteria`):
+            What forgotten and kept mean.
+        infos (`Mapping[str, MetricInfo]`):
+            The metrics by name.
+        never_seen (`NeverSeen`):
+            Where the halves' `never` values come from.
         draws (`Draws`):
             For the intervals.
-        certain (`bool`):
-            Take a λ only if all of the difference's interval is at the never-seen level or beyond. By the
-            mean alone, which is the default, a λ that does not quite forget is taken about every other time.
-        reference (`str`, *optional*):
-            The name of the model that gave the halves' `reference` values.
     """
-    sign = 1.0 if metric.higher else -1.0
-    candidates = []
-    for scale in scales:
-        forget = mean_score(choosing.forget[scale], metric.geometric)
-        target = mean_score(_target(choosing), metric.geometric)
-        worst = max((sign * _loss(values, scale, metric) for values in choosing.retain.values()), default=0.0)
-        forgets = sign * forget <= sign * target
-        if certain and forgets:
-            found = _difference(scale, choosing, metric, draws)
-            forgets = max(sign * found.low, sign * found.high) <= 0
-        candidates.append(Candidate(scale, forget, target, forgets, worst, forgets and worst <= retain_bound))
+    candidates = tuple(_candidate(scale, choosing, criteria, infos, draws) for scale in scales)
     fitting = sorted((c for c in candidates if c.qualifies), key=lambda c: (abs(c.scale), c.scale))
-    confirmation = None
-    if fitting:
-        chosen = fitting[0].scale
-        confirmation = _confirm(chosen, reporting, metric, sign, margin, draws)
-        verdict = "is" if confirmation.as_if_never_seen else "is not shown to be"
-        cause = "is the smallest |λ| that qualifies on the choosing half"
-        if chosen == 0:
-            cause = "qualifies: the book is no better known than to a model that never saw it, nothing to forget"
-        reason = (
-            f"λ={chosen:g} {cause}; on the other half the book {verdict} as if never seen "
-            f"(difference within ±{margin:g})"
-        )
-    else:
-        chosen = None
-        surely = "surely " if certain else ""
-        cause = (
-            f"every λ that {surely}forgets enough costs a retained book more than {retain_bound:.0%}"
-            if any(c.forgets for c in candidates)
-            else f"none {surely}brings the forget score to the never-seen level of {candidates[0].target:.4g}"
-        )
-        reason = f"no λ qualifies: {cause}"
+    chosen = fitting[0].scale if fitting else None
+    edits = [c for c in candidates if c.scale != 0] or list(candidates)
+    best = fitting[0] if fitting else min(edits, key=lambda c: (c.shortfall, abs(c.scale), c.scale))
+    nearest = None if fitting else best
+    judged = judge(best.scale, reporting, criteria, infos, draws)
     return Choice(
         scale=chosen,
-        reason=reason,
-        metric=metric.name,
-        target_from="held_out" if choosing.reference is None else "reference",
-        reference=reference,
-        margin=margin,
-        retain_bound=retain_bound,
-        certain=certain,
-        candidates=tuple(candidates),
-        confirmation=confirmation,
-        pareto=_pareto(scales, choosing, reporting, metric, sign),
+        reason=_reason(chosen, nearest, judged, candidates, criteria, never_seen),
+        criteria=criteria,
+        never_seen=never_seen,
+        candidates=candidates,
+        nearest=None if nearest is None else nearest.scale,
+        verdict=judged,
+        tests=(),
+        pareto=_pareto(scales, choosing, reporting, infos[criteria.headline]),
     )
 
 
-def _target(half: Half) -> Array:
-    return half.held_out if half.reference is None else half.reference
-
-
-def _difference(scale: float, half: Half, metric: Metric, draws: Draws) -> Interval:
-    """The forget books' score minus the never-seen level."""
-    values, geometric = half.forget[scale], metric.geometric
-    if half.reference is not None:
-        return draws.bootstrap(len(values)).difference(values, half.reference, geometric)
-    # Other passages than the forgotten ones: nothing to pair, each group is drawn on its own.
-    return difference_apart(values, half.held_out, draws, geometric)
-
-
-def _loss(values: Mapping[float, Array], scale: float, metric: Metric) -> float:
-    before = mean_score(values[0.0], metric.geometric)
-    return 0.0 if before == 0 else 1 - mean_score(values[scale], metric.geometric) / before
-
-
-def _confirm(scale: float, half: Half, metric: Metric, sign: float, margin: float, draws: Draws) -> Confirmation:
-    values, geometric = half.forget[scale], metric.geometric
-    difference = _difference(scale, half, metric, draws)
-    losses = {}
-    for name, kept in half.retain.items():
-        change = draws.bootstrap(len(kept[scale])).relative(kept[scale], kept[0.0], geometric)
-        if change is not None:
-            low, high = sorted((-sign * change.low, -sign * change.high))
-            losses[name] = Interval(-sign * change.value + 0.0, low + 0.0, high + 0.0)  # + 0.0: there is no −0
-    return Confirmation(
+def _candidate(
+    scale: float, half: Half, criteria: Criteria, infos: Mapping[str, MetricInfo], draws: Draws
+) -> Candidate:
+    found = judge(scale, half, criteria, infos, draws)
+    info = infos[criteria.headline]
+    columns = [book[criteria.headline] for book in half.forget.values()]
+    forget = mean_score(np.concatenate([c.at[scale] for c in columns]), info.geometric)
+    target = mean_score(np.concatenate([_never(c.never) for c in columns]), info.geometric)
+    relative: dict[str, float] = {}
+    short, over = [], []
+    for verdict in found.metrics:
+        if criteria.rule == "margin":
+            sign = 1.0 if infos[verdict.metric].higher else -1.0
+            d = verdict.difference
+            ends = (sign * d.low, sign * d.high) if criteria.certain else (sign * d.value,)
+            short.append(max(ends))  # at the never-seen level or beyond is enough
+        elif verdict.relative is None:
+            short.append(criteria.low)  # as far away as the untouched model
+        else:
+            value = verdict.relative.value
+            if abs(value - 1) >= abs(relative.get(verdict.metric, 1.0) - 1):
+                relative[verdict.metric] = value
+            low, high = (verdict.relative.low, verdict.relative.high) if criteria.certain else (value, value)
+            short.append(criteria.low - low)
+            over.append(high - criteria.high)
+    distances = [m.difference for m in found.membership]
+    over += [
+        (max(abs(d.low), abs(d.high)) if criteria.certain else abs(d.value)) - criteria.membership for d in distances
+    ]
+    retained: dict[str, float] = {}
+    for loss in found.retained:
+        retained[loss.metric] = max(retained.get(loss.metric, -np.inf), loss.lost.value)
+        over.append((loss.lost.high if criteria.certain else loss.lost.value) - criteria.retain_bound)
+    shortfall = max(0.0, *short, *over, 0.0)
+    return Candidate(
         scale=scale,
-        forget=draws.bootstrap(len(values)).mean(values, geometric),
-        target=mean_score(_target(half), geometric),
-        difference=difference,
-        paired=half.reference is not None,
-        as_if_never_seen=difference.within(margin),
-        retain_losses=losses,
+        forget=forget,
+        target=target,
+        relative=relative,
+        retained=retained,
+        membership=max((d.value for d in distances), key=abs, default=None),
+        forgets=max(short) <= 0,
+        worst_retain=max(retained.values(), default=0.0),
+        shortfall=float(shortfall),
+        qualifies=shortfall <= 0,
     )
 
 
-def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, metric: Metric, sign: float) -> tuple[float, ...]:
+def _never(values: Array | None) -> Array:
+    assert values is not None
+    return values
+
+
+def _reason(
+    chosen: float | None,
+    nearest: Candidate | None,
+    verdict: Verdict,
+    candidates: Sequence[Candidate],
+    criteria: Criteria,
+    never_seen: NeverSeen,
+) -> str:
+    told = f"on the half that did not choose it, {verdict.sentence}"
+    if chosen is not None:
+        text = f"λ={chosen:g} is the smallest |λ| that meets the criteria on the choosing half; {told}"
+        text += _losses(verdict, criteria)
+    elif verdict.outcome == "cannot_tell" and all(m.outcome == "untestable" for m in verdict.metrics):
+        text = f"no λ can be chosen: {verdict.sentence}"
+    else:
+        assert nearest is not None
+        text = f"no λ qualifies; λ={nearest.scale:g} comes nearest: {told}{_losses(verdict, criteria)}"
+        text += f". {_advice(nearest, candidates, criteria)}"
+    if never_seen.contradiction:
+        text += f". {never_seen.contradiction}"
+    return text
+
+
+def _losses(verdict: Verdict, criteria: Criteria) -> str:
+    """What the kept books lost, where it is not surely within the bound."""
+    worst: dict[str, tuple[float, str, str]] = {}
+    for loss in verdict.retained:
+        if loss.outcome != "kept" and loss.lost.value > worst.get(loss.book, (-np.inf,))[0]:
+            worst[loss.book] = (loss.lost.value, loss.metric, loss.outcome)
+    if not worst:
+        return "" if not verdict.retained else "; the books to keep are kept"
+    told = [
+        f"{book} lost {value:.0%} of its {metric}" + ("" if outcome == "lost" else " (perhaps within the bound)")
+        for book, (value, metric, outcome) in worst.items()
+    ]
+    return f"; {', '.join(told)} (allowed: {criteria.retain_bound:.0%})"
+
+
+def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Criteria) -> str:
+    """What to try next."""
+    cheap = [c for c in candidates if c.worst_retain <= criteria.retain_bound]
+    last = max(candidates, key=lambda c: abs(c.scale))
+    if not any(c.forgets for c in candidates) and last in cheap:
+        return f"Try a larger |λ| than {abs(last.scale):g}"
+    if any(c.forgets for c in candidates) and not any(c.forgets for c in cheap):
+        bound = min(c.worst_retain for c in candidates if c.forgets)
+        return (
+            f"Every λ that forgets enough costs a kept book more: add the kept books' vectors back, repair the model "
+            f"by a short fine-tune on them, or accept a retain_bound of {np.ceil(100 * bound) / 100:.2f}"
+        )
+    if nearest.relative and max(nearest.relative.values()) > criteria.high > criteria.low > min(
+        nearest.relative.values()
+    ):
+        return "The metrics part at every λ: one λ for the whole vector cannot bring them together"
+    if not any(c.forgets for c in candidates):
+        return "Forgetting enough would cost the kept books too much: add their vectors back, or repair the model"
+    return "Try λ between those that forget too little and those that forget too much"
+
+
+def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, info: MetricInfo) -> tuple[float, ...]:
     """The λ that no other beats in forgetting or keeping without losing in the other, on all passages."""
+    sign = 1.0 if info.higher else -1.0
+
+    def score(part: Literal["forget", "retain"], book: str, scale: float) -> float:
+        both = [getattr(half, part)[book][info.name].at[scale] for half in (choosing, reporting)]
+        return sign * mean_score(np.concatenate(both), info.geometric)
+
     points = {}
     for scale in scales:
-        forget = sign * mean_score(np.concatenate([h.forget[scale] for h in (choosing, reporting)]), metric.geometric)
-        kept = [
-            sign * mean_score(np.concatenate([h.retain[name][scale] for h in (choosing, reporting)]), metric.geometric)
-            for name in choosing.retain
-        ]
+        forget = float(np.mean([score("forget", book, scale) for book in choosing.forget]))
+        kept = [score("retain", book, scale) for book in choosing.retain]
         points[scale] = (forget, float(np.mean(kept)) if kept else 0.0)
 
     def beaten(scale: float) -> bool:

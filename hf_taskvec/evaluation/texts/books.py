@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.texts import cleaning
 from hf_taskvec.hub_names import HUB_ID, split_revision
+from hf_taskvec.models.trained_books import book_mark
 from hf_taskvec.progress import library_bars
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.texts.protocols import Protocol
 
 Split = Literal["seen", "held_out"]
-Role = Literal["forget", "aligned", "retain"]
+Role = Literal["forget", "aligned", "retain", "unseen"]
 SplitBy = Literal["blocks", "chapters"]
 SPLITS: tuple[Split, Split] = ("seen", "held_out")
-ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
+ROLES: tuple[Role, ...] = ("forget", "aligned", "retain", "unseen")
 # The column pairs of ready-made data sets: MUSE's verbatim and knowledge sets, and the usual alternatives.
 _PAIR_COLUMNS = (("prompt", "gt"), ("question", "answer"), ("prompt", "answer"), ("prompt", "completion"))
 
@@ -54,9 +55,10 @@ class Book:
             The clean text; empty for ready-made pairs.
         sections (`tuple[Section]`):
             Its chapters or blocks, each seen or held out.
-        role (`"forget"`, `"aligned"` or `"retain"`, *optional*, defaults to `"retain"`):
+        role (`"forget"`, `"aligned"`, `"retain"` or `"unseen"`, *optional*, defaults to `"retain"`):
             What the sweep expects of it: `"forget"` should fall to the level of a model that never saw it, `"retain"`
-            should stay, `"aligned"` (same author, say) is reported but not held against an edit.
+            should stay, `"aligned"` (same author, say) is reported but not held against an edit. `"unseen"` is text
+            like the forget book's that no model was trained on: without a reference model it gives that level.
         pairs (`tuple[Pair]`, *optional*):
             Ready-made prompts and answers instead of text.
         seed (`int`, *optional*, defaults to 0):
@@ -146,9 +148,12 @@ class Book:
                 f"book {self.name!r} has {len(stream)} tokens of seen text, less than one block of "
                 f"length={length}; use a smaller length or a longer book"
             )
-        return datasets.Dataset.from_dict(
+        made = datasets.Dataset.from_dict(
             {"input_ids": blocks, "attention_mask": [[1] * length for _ in blocks], "labels": blocks}
         )
+        # `finetune` records it: so a sweep knows later that the held-out part was left out.
+        made.info.description = book_mark(self.fingerprint)
+        return made
 
     def _runs(self) -> list[str]:
         """The text of the seen sections, those that follow one another joined."""
@@ -186,14 +191,14 @@ def load_book(
             or the id of such a data set on the Hub, also `id@revision`.
         name (`str`, *optional*):
             What tables call the book; the file's name without one.
-        role (`"forget"`, `"aligned"` or `"retain"`, *optional*, defaults to `"retain"`):
-            What an edit is meant to do to it.
+        role (`"forget"`, `"aligned"`, `"retain"` or `"unseen"`, *optional*, defaults to `"retain"`):
+            What an edit is meant to do to it. Of `"unseen"` text, which no model was trained on, all is held out.
         split_by (`"blocks"` or `"chapters"`, *optional*, defaults to `"blocks"`):
             What is seen or held out as a whole. Both end with a sentence.
         block_words (`int`, *optional*, defaults to 1000):
             The length of a block, about.
         held_out (`float`, *optional*, defaults to 0.3):
-            The share of the sections that is held out.
+            The share of the sections that is held out from training. 0: the model was trained on the whole book.
         seed (`int`, *optional*, defaults to 0):
             Of the choice of held-out sections.
         encoding (`str`, *optional*):
@@ -224,18 +229,19 @@ def load_book(
     if role not in ROLES:
         hint = did_you_mean(role, ROLES)
         raise MissingNameError(f"no role {role!r}.{hint} A book's role is one of {', '.join(ROLES)}")
-    if not 0 < held_out < 1:
-        raise BadValueError(f"held_out={held_out} must lie between 0 and 1: both splits are evaluated")
+    if not 0 <= held_out < 1:
+        raise BadValueError(f"held_out={held_out} must be at least 0 and less than 1: it is the share not trained on")
     label, raw, pairs = _read(source, encoding, config, split, progress)
     label = name or label
     if pairs:
-        found = tuple(Pair(prompt, answer, pairs_are) for prompt, answer in pairs)
+        kind: Split = "held_out" if role == "unseen" else pairs_are
+        found = tuple(Pair(prompt, answer, kind) for prompt, answer in pairs)
         return Book(label, "", (), role, found, seed)
     text = cleaning.mend(cleaning.strip_gutenberg(raw))
     if not text:
         raise BadValueError(f"book {label!r} is empty; check the source for text beside the Gutenberg licence")
     spans = cleaning.chapters(text) if split_by == "chapters" else _blocks(text, block_words)
-    if len(spans) < 2:
+    if len(spans) < 2 and held_out and role != "unseen":
         remedy = "use a smaller block_words or more text"
         if split_by == "chapters":
             remedy = "split_by='blocks' needs no headings"
@@ -243,7 +249,10 @@ def load_book(
             f"book {label!r} is too short to split: {len(spans)} {split_by[:-1]}(s) in "
             f"{len(text.split())} words; {remedy}"
         )
-    away = max(1, min(len(spans) - 1, round(held_out * len(spans))))
+    if role == "unseen":
+        away = len(spans)
+    else:
+        away = max(1, min(len(spans) - 1, round(held_out * len(spans)))) if held_out else 0
     chosen = set(random.Random(f"{seed}/split").sample(range(len(spans)), away))
     sections = tuple(Section(start, end, "held_out" if i in chosen else "seen") for i, (start, end) in enumerate(spans))
     return Book(label, text, sections, role, (), seed)

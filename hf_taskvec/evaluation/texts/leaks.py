@@ -6,8 +6,11 @@ reports what leaks by their design.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.passages import Passage, find_passages
+from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
 
 # A run of so many words, equal but for case and punctuation, counts as the answer (or a telling part of it).
@@ -79,6 +82,14 @@ def without_leaks(
         and not (p.split == "held_out" and training.holds_part_of(p.answer, run))
     )
     return kept, len(passages) - len(kept)
+
+
+def find_all_passages(books: Sequence[Book], protocol: Protocol, tokenizer: Any) -> tuple[tuple[Passage, ...], int]:
+    """The passages of all books, and how many were left out: under a leak-free protocol none leaks between books."""
+    found = tuple(passage for book in books for passage in find_passages(book, protocol, tokenizer))
+    if not protocol.leak_free or len(books) == 1:  # within a book, find_passages has done it
+        return found, 0
+    return without_leaks(found, [book.training_text for book in books])
 
 
 class _Index:

@@ -66,7 +66,8 @@ def find_passages(book: Book, protocol: str | Protocol | None = None, tokenizer:
         found = list(without_leaks(found, [book.training_text])[0])
     chosen = [passage for split in SPLITS for passage in _sample([p for p in found if p.split == split], protocol)]
     for split in SPLITS:
-        if not book.pairs and not any(passage.split == split for passage in chosen):
+        wanted = any(section.split == split for section in book.sections)
+        if wanted and not any(passage.split == split for passage in chosen):
             longest = max(
                 (len(book.text[s.start : s.end].split()) for s in book.sections if s.split == split),
                 default=0,

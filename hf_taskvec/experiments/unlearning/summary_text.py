@@ -4,11 +4,19 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
 from hf_taskvec.evaluation.reporting.report_parts import PassageResult, Score
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.reporting.verdict_tables import OUTCOMES
+from hf_taskvec.evaluation.scoring.verdict import Verdict
 from hf_taskvec.evaluation.texts.books import Role
 
-_ROLES: dict[Role, str] = {"forget": "to forget", "aligned": "same series", "retain": "unrelated"}
+_ROLES: dict[Role, str] = {
+    "forget": "to forget",
+    "aligned": "same series",
+    "retain": "unrelated",
+    "unseen": "never seen",
+}
 _WIDTH = 100
 
 
@@ -53,18 +61,22 @@ def summary_table(report: UnlearningReport, references: Mapping[str, UnlearningR
     """λ down, books across, as in the paper's table 3 (turned by a quarter), with intervals."""
     chosen = report.choice.scale if report.choice is not None else None
     shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]
-    head = ["λ", *(f"{book.name} ({_ROLES[book.role]})" for book in report.books)]
-    rows = [[_lambda(s, chosen), *(_cell(report.score(b.name, s)) for b in report.books)] for s in shown]
+    books = [book for book in report.books if book.seen]
+    head = ["λ", *(f"{book.name} ({_ROLES[book.role]})" for book in books)]
+    rows = [[_lambda(s, chosen), *(_cell(report.score(b.name, s)) for b in books)] for s in shown]
     for name, other in references.items():
-        rows.append([name, *(_cell(other.score(book.name, 0.0)) for book in report.books)])
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-    ]
+        rows.append([name, *(_cell(other.score(book.name, 0.0)) for book in books)])
+    lines = _aligned([head, *rows])
     rule = "-" * max(map(len, lines))
     return "\n".join(
         [lines[0], rule, *lines[1 : len(shown) + 1], *([rule] if references else []), *lines[len(shown) + 1 :]]
     )
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """The rows of a table as lines, with columns under each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _lambda(scale: float, chosen: float | None) -> str:
@@ -78,35 +90,46 @@ def _cell(score: Score) -> str:
 
 def _chosen(report: UnlearningReport) -> str:
     choice = report.choice
-    if choice is None or choice.scale is None:
-        return f"No λ was chosen: {choice.reason if choice else 'no book is to be forgotten'}."
-    lines = [f"* chosen: {choice.reason}."]
-    if found := choice.confirmation:
-        d = found.difference
+    if choice is None:
+        return "No λ was chosen: no book is to be forgotten."
+    lines = [f"{'* chosen: ' if choice.scale is not None else ''}{choice.reason}."]
+    if choice.verdict is not None:
+        lines += ["", _verdict(choice.verdict, report), ""]
+    for test in choice.tests:
+        p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
         lines.append(
-            f"On the half that did not choose it: {found.forget.value:.3f}, never-seen level {found.target:.3f}, "
-            f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]."
+            f"{test.first} lost {test.first_loss:.0%}, {test.second} {test.second_loss:.0%}: more, by the "
+            f"permutation test, with {p}."
         )
-        for test in found.tests:
-            p = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
-            lines.append(
-                f"{test.first} lost {test.first_loss:.0%}, {test.second} {test.second_loss:.0%}: more, by the "
-                f"permutation test, with {p}."
-            )
-    return "\n".join(lines)
+    return "\n".join(
+        textwrap.fill(line, _WIDTH, break_long_words=False) if "  " not in line else line for line in lines
+    )
+
+
+def _verdict(verdict: Verdict, report: UnlearningReport) -> str:
+    """What each metric says, as a table."""
+    rows = [["metric", "untouched", "edited", "never seen", "R (1: as if never seen)", "says"]]
+    for found in verdict.metrics:
+        digits = report.metric(found.metric).digits
+        relative = "–" if found.relative is None else format_interval(found.relative, 2)
+        values = [format_number(v, digits) for v in (found.before, found.after.value, found.never)]
+        rows.append([found.metric, *values, relative, OUTCOMES[found.outcome].strip("*")])
+    for member in verdict.membership:
+        level = 0.5 if member.reference is None else member.reference.value
+        leak = "–" if member.priv_leak is None else f"PrivLeak {format_number(member.priv_leak, 0, sign=True)}"
+        cells = ["–", f"{member.auc.value:.3f}", f"{level:.3f}", leak, OUTCOMES[member.outcome].strip("*")]
+        rows.append(["membership AUC", *cells])
+    return "\n".join(_aligned(rows))
 
 
 def _samples(report: UnlearningReport) -> str:
     """The passage of each book that was known best, before and after."""
     scale, why = report.scales[-1], ""
-    if report.choice is not None and report.choice.scale:
-        scale = report.choice.scale
-    elif report.choice is not None and any(c.scale for c in report.choice.candidates):
-        edits = [c for c in report.choice.candidates if c.scale]
-        nearest = min(edits, key=lambda c: (abs(c.forget - c.target), abs(c.scale)))
-        scale, why = nearest.scale, ", where the book is nearest to its never-seen level"
+    if report.choice is not None and report.choice.judged:
+        scale = report.choice.judged
+        why = "" if report.choice.scale else ", the nearest"
     lines = [f"What it writes, before and after (λ = {scale:g}{why}):"]
-    for book in report.books[:3]:
+    for book in [book for book in report.books if book.seen][:3]:
         known = [p for p in report.passages if p.book == book.name and p.split == "seen"]
         passage = max(known, key=lambda p: (p.at[0].values["rouge_l"], p.id))
         lines.append(f"\n{book.name} ({_ROLES[book.role]})")

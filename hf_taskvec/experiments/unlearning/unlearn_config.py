@@ -1,18 +1,21 @@
 """The settings of the unlearning experiment: one dataclass, every field explained."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import ROLES, Role
+from hf_taskvec.evaluation.texts.books import Role
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.experiments.config_options import option
 from hf_taskvec.experiments.experiment_config import ExperimentConfig
 from hf_taskvec.publishing.push import check_repository
 from hf_taskvec.training.settings import TrainingSettings
 
+_ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")  # the recipe makes a reference, so it needs no unseen text
 # Given as paths: recorded by name and fingerprint instead.
 _PATHS = ("base_model", "joint_model", "tuned_model", "task_vector", "adapter", "reference_model", "books")
 
@@ -63,13 +66,20 @@ class UnlearnConfig(ExperimentConfig):
     samples: int | None = option(
         None, "At most so many passages of each book and split; the protocol's own if not given."
     )
-    margin: float = option(0.03, "`As if never seen` means within ± this of the reference model's Rouge-L.")
-    retain_bound: float = option(0.1, "The share of its Rouge-L that a retained book may lose.")
-    certain: bool = option(
-        False,
-        "Take only a λ at which the whole interval of the book's score is at the reference model's level or below; "
-        "by default the mean decides.",
+    metrics: list[str] = option(
+        list(PRIMARY), "The metrics that all have to say that the book is forgotten. Tables lead with the first."
     )
+    low: float = option(0.8, "R, the way from known (0) to never seen (1), means forgotten from here …")
+    high: float = option(1.2, "… to here. Beyond, the book is forgotten too much.")
+    membership: float = option(0.15, "How far the membership AUC may be from that of a model that never saw the book.")
+    retain_bound: float = option(0.1, "The share that a retained book may lose of every metric.")
+    certain: bool = option(
+        False, "Take only a λ of which whole intervals say so on the choosing half; by default the means decide."
+    )
+    rule: Literal["relative", "margin"] = option(
+        "relative", "What forgotten means: by R, or the earlier rule, the first metric within ± margin of never seen."
+    )
+    margin: float = option(0.03, "For the rule `margin`.")
 
     correlation: bool = option(
         False,
@@ -90,10 +100,6 @@ class UnlearnConfig(ExperimentConfig):
         self.check()
         if self.lora_epochs is not None and self.lora_epochs < 1:
             raise BadValueError(f"lora_epochs={self.lora_epochs} must be at least 1.")
-        if not (self.margin > 0 and math.isfinite(self.margin)):
-            raise BadValueError(f"margin={self.margin} must be above 0.")
-        if not 0 <= self.retain_bound <= 1:
-            raise BadValueError(f"retain_bound={self.retain_bound} must be between 0 and 1: it is a share.")
         if self.prune_rows is not None and not 0 < self.prune_rows <= 1:
             raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
         if self.rank is not None and self.rank < 1:
@@ -114,6 +120,7 @@ class UnlearnConfig(ExperimentConfig):
         if len(sources) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
             raise BadValueError(f"{flags} both give the task vector. Choose one.")
+        self.criteria.check(METRICS.values(), METRICS)
         _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
 
     @property
@@ -137,8 +144,8 @@ class UnlearnConfig(ExperimentConfig):
         found: list[tuple[Role, str]] = []
         for book in self.books or ():
             role, _, path = book.partition("=")
-            if role not in ROLES or not path:
-                raise BadValueError(f"--books {book}: write role=file, where the role is one of {', '.join(ROLES)}.")
+            if role not in _ROLES or not path:
+                raise BadValueError(f"--books {book}: write role=file, where the role is one of {', '.join(_ROLES)}.")
             found.append((role, path))
         if found and not any(role == "forget" for role, _ in found):
             raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
@@ -148,6 +155,12 @@ class UnlearnConfig(ExperimentConfig):
                 "(--books … retain=FILE), or pass --retrain false and --correlation false."
             )
         return found
+
+    @property
+    def criteria(self) -> Criteria:
+        """What forgotten and kept mean."""
+        given = {each.name: getattr(self, each.name) for each in fields(Criteria)}
+        return Criteria(**given | {"metrics": tuple(self.metrics)})
 
     @property
     def asking(self) -> Protocol:

@@ -1,0 +1,120 @@
+"""A verdict as Markdown: what each metric says, and how every λ did on the half that chose."""
+
+from collections.abc import Mapping, Sequence
+
+from hf_taskvec.escaping import markdown, markdown_cell
+from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
+from hf_taskvec.evaluation.reporting.report_parts import UNNAMED
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
+from hf_taskvec.evaluation.scoring.scale_choice import Candidate, NeverSeen
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.scoring.verdict import Kept, Outcome, Overall, Verdict
+
+OVERALL: dict[Overall, str] = {
+    "as_if_never_seen": "as if never seen",
+    "still_known": "still known",
+    "over_forgotten": "forgotten beyond never seen",
+    "cannot_tell": "cannot tell",
+}
+OUTCOMES: dict[Outcome, str] = {
+    "forgotten": "as if never seen",
+    "known": "**still known**",
+    "overdone": "**beyond never seen**",
+    "unsure": "not sure",
+    "untestable": "hardly known before",
+}
+_KEPT: dict[Kept, str] = {"kept": "kept", "lost": "**lost**", "unsure": "not sure"}
+
+
+def verdict_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
+    """What each metric says of each forget book: before, after, never seen, R and the outcome."""
+    several = len({found.book for found in verdict.metrics}) > 1
+    rows = []
+    for found in verdict.metrics:
+        info = infos[found.metric]
+        name = (info.title or info.name) + (f", {found.book}" if several else "")
+        cells = [
+            format_number(found.before, info.digits),
+            format_interval(found.after, info.digits),
+            format_number(found.never, info.digits),
+            "–" if found.relative is None else format_interval(found.relative, 2),
+            OUTCOMES[found.outcome],
+        ]
+        rows.append([name, *cells])
+    for member in verdict.membership:
+        name = "Membership AUC" + (f", {member.book}" if several else "")
+        never = "0.5 (chance)" if member.reference is None else format_interval(member.reference, 3)
+        leak = "–" if member.priv_leak is None else f"PrivLeak {format_number(member.priv_leak, 1, sign=True)}"
+        rows.append([name, "–", format_interval(member.auc, 3), never, leak, OUTCOMES[member.outcome]])
+    return markdown_table(["metric", "untouched", "edited", "never seen", "R", "says"], rows)
+
+
+def retained_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
+    """What each book to keep lost of each metric, in percent."""
+    rows = [
+        [loss.book, infos[loss.metric].title or loss.metric, format_percent(loss.lost), _KEPT[loss.outcome]]
+        for loss in verdict.retained
+    ]
+    return markdown_table(["book to keep", "metric", "lost", "says"], rows)
+
+
+def candidates_table(candidates: Sequence[Candidate], criteria: Criteria) -> str:
+    """R by every metric at every λ on the half that chooses, and what it cost there."""
+    heads = ["λ", *(f"R, {name}" for name in criteria.judged), "AUC above reference", "worst loss kept", "qualifies"]
+    rows = []
+    for each in candidates:
+        relative = [each.relative.get(name) for name in criteria.judged]
+        rows.append(
+            [
+                format_number(each.scale),
+                *("–" if value is None else format_number(value, 2) for value in relative),
+                "–" if each.membership is None else format_number(each.membership, 2, sign=True),
+                f"{100 * each.worst_retain:.0f} %".replace("-", "−"),
+                "yes" if each.qualifies else "no",
+            ]
+        )
+    return markdown_table(heads, rows)
+
+
+def criteria_words(criteria: Criteria) -> str:
+    """What forgotten and kept had to mean."""
+    if criteria.rule == "margin":
+        text = f"{criteria.headline} within ± {criteria.margin:g} of the never-seen level (the rule “margin”)"
+    else:
+        text = (
+            f"relative forgetting R = (untouched − edited) / (untouched − never seen) between {criteria.low:g} and "
+            f"{criteria.high:g} with its whole interval, by each of {', '.join(criteria.metrics)}, and a membership "
+            f"AUC within ± {criteria.membership:g} of the reference's"
+        )
+    sure = " λ is taken only where whole intervals say so on the choosing half." if criteria.certain else ""
+    return f"As if never seen means: {text}. Kept means: at most {criteria.retain_bound:.0%} lost of each.{sure}"
+
+
+def never_seen_words(never_seen: NeverSeen) -> str:
+    """Where the never-seen level comes from."""
+    named = "" if never_seen.name in (None, UNNAMED) else f" “{markdown(str(never_seen.name))}”"
+    source = {
+        "reference": f"the reference model{named}, on the same passages",
+        "unseen": "text that the caller says no model saw, asked at λ = 0",
+        "split": "the books' held-out parts at λ = 0, which the training record says were left out",
+        "assumed": "the books' held-out parts at λ=0. That training left them out is an *assumption*: no record tells",
+    }[never_seen.source]
+    return f"The never-seen level comes from {source}."
+
+
+def format_percent(share: Interval) -> str:
+    """A share in percent with its interval.
+
+    >>> format_percent(Interval(0.1, 0.05, 0.15))
+    '10.0 % [5.0, 15.0]'
+    """
+    ends = f"{format_number(100 * share.low, 1)}, {format_number(100 * share.high, 1)}"
+    return f"{format_number(100 * share.value, 1)} % [{ends}]"
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column holds names, which are escaped."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += [f"| {markdown_cell(row[0])} | " + " | ".join(row[1:]) + " |" for row in rows]
+    return "\n".join(lines)
