@@ -14,7 +14,9 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 4. A reference: θ_0 fine-tuned on all the other books. It never saw the one to forget.
 5. How alike the books are, eq. (11), and which λ Theorem 2 recommends (`--correlation`).
 6. The sweep: how well does θ_0' + λτ know each book, and at which λ is the book as if it had never been seen?
-7. The model of that λ and the vector are saved, and 8. pushed if you want.
+7. The model of that λ and the vector are saved.
+8. The audit: attacks on that model, beside the untouched one and the reference (`--audit`).
+9. The model is pushed if you want (`--push-to-hub`).
 
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
@@ -26,6 +28,7 @@ from typing import Any, Literal
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector
+from hf_taskvec.auditing import Relearning, audit
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.experiments.config_options import parse_config
@@ -132,7 +135,35 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     files = save(vector, joint, report, output)
     print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 
-    # 8. The Hub.
+    # 8. Does it hold under attack?
+    judged = report.choice.judged if report.choice is not None else None
+    if config.audit and judged:
+        budget = Relearning(
+            learning_rate=config.learning_rate,
+            batch_size=config.batch_size,
+            block_length=config.block_length,
+            seed=config.seed,
+        )
+        audited = audit(
+            model,
+            judged * vector,
+            given.books,
+            config.asking,
+            reference=never,
+            tokenizer=given.tokenizer,
+            criteria=config.criteria,
+            passages=config.audit_passages,
+            samples=config.audit_samples,
+            relearning=budget,
+            lora_learning_rate=config.lora_learning_rate,
+            output=output,
+            store=output / "store",
+            batch_size=config.evaluation_batch_size,
+            seed=config.seed,
+        )
+        print_once(f"\nThe audit of λ = {judged:g}: {audited.sentence}\nthe audit     {output / 'audit.md'}")
+
+    # 9. The Hub.
     if config.push_to_hub and "the model" in files:
         push(files["the model"], config.push_to_hub, output)
     elif config.push_to_hub:

@@ -11,6 +11,9 @@ from hf_taskvec.distributed import processes
 from hf_taskvec.errors import OutputError
 from hf_taskvec.filenames import (
     ADAPTER_RECORD,
+    AUDIT_JSON,
+    AUDIT_MARKDOWN,
+    AUDIT_PLOTS,
     MODEL_RECORD,
     REPORT_JSON,
     REPORT_MARKDOWN,
@@ -23,8 +26,8 @@ from hf_taskvec.json_files import read_json
 SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
 # What the recipes write beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
-    *(REPORT_JSON, REPORT_MARKDOWN),
-    *(f"{plot}.{kind}" for plot in REPORT_PLOTS for kind in ("png", "svg")),
+    *(REPORT_JSON, REPORT_MARKDOWN, AUDIT_JSON, AUDIT_MARKDOWN),
+    *(f"{plot}.{kind}" for plot in (*REPORT_PLOTS, *AUDIT_PLOTS) for kind in ("png", "svg")),
 )
 _STORED = re.compile(r"[0-9a-f]{32}\.json")  # an evaluation store's files, in the folder `store`
 #: the outputs among them, and the record of each

@@ -58,7 +58,7 @@ def full_fingerprint(model: "PreTrainedModel") -> str:
 
 
 def nameless_hooks(model: "torch.nn.Module") -> list[str]:
-    """The hooks, and forwards put in place of a module's own, of which nobody can tell what they change.
+    """The hooks, and methods put in place of a module's own, of which nobody can tell what they change.
 
     A hook tells it with a `fingerprint`, its own attribute or that of the object whose method it is.
     """
@@ -67,17 +67,20 @@ def nameless_hooks(model: "torch.nn.Module") -> list[str]:
 
 def hooked_modules(model: "torch.nn.Module") -> list[str]:
     """The modules with a hook that may change the output, now or at another λ: what weights alone do not tell."""
-    return list(dict.fromkeys(path or type(model).__name__ for path, _, _ in _hooks(model)))
+    return list(dict.fromkeys(path or type(model).__name__ for path, _, _ in _hooks(model, ("forward",))))
 
 
-def _hooks(model: "torch.nn.Module") -> Iterator[tuple[str, str, bool]]:
+def _hooks(
+    model: "torch.nn.Module", methods: tuple[str, ...] = ("forward", "generate")
+) -> Iterator[tuple[str, str, bool]]:
     """Of each hook that may change the output: the module it is on, what is known of it, and if it said so itself.
 
-    What is known is an empty text for a hook that says that it changes nothing now.
+    What is known is an empty text for a hook that says that it changes nothing now. A method that was put in the place
+    of a module's own counts as one: a filter of what is generated, for example.
     """
     for path, module in model.named_modules():
-        own_forward = [module.__dict__["forward"]] if "forward" in module.__dict__ else []
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *own_forward):
+        replaced = [module.__dict__[name] for name in methods if name in module.__dict__]
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *replaced):
             owner = getattr(hook, "__self__", hook)
             said = hook if isinstance(hook, DescribesItself) else owner
             if isinstance(said, DescribesItself):

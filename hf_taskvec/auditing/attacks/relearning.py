@@ -169,6 +169,7 @@ def relearned(
     steps = settings.measured_steps(len(data))
     with _training(accelerator.device):
         trained: Any = base.load(torch.float32)
+        trained.__dict__.pop("generate", None)  # who has the weights need not keep a filter of what is generated
         trained.generation_config = copy.deepcopy(model.generation_config)  # whose end tokens the harness follows
         trained.requires_grad_(True)
         if settings.method == "lora":

@@ -12,6 +12,8 @@ def format_number(value: float, digits: int | None = None, sign: bool = False) -
     form = "+" if sign else ""
     if abs(value) >= 1e5:
         digits, value = None, float(f"{value:.3g}")  # a broken model's perplexity
+    elif digits is not None:
+        value = round(value, digits) + 0.0  # there is no −0
     text = format(value, f"{form}g") if digits is None else format(value, f"{form}.{digits}f")
     return text.replace("-", "−")
 

@@ -132,8 +132,8 @@ def _membership(membership: "Sequence[MembershipVerdict]", criteria: Criteria) -
 
 
 def _interval(found: Interval, sign: bool = False) -> str:
-    form = "+.2f" if sign else ".2f"
-    return f"{found.value:{form}} [{found.low:.2f}, {found.high:.2f}]".replace("-", "−")
+    value, low, high = (round(number, 2) + 0.0 for number in (found.value, found.low, found.high))  # there is no −0.00
+    return f"{value:{'+' if sign else ''}.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
 
 
 def _and(names: "Mapping[str, None] | Sequence[str]") -> str:

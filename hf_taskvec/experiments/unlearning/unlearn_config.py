@@ -81,6 +81,11 @@ class UnlearnConfig(ExperimentConfig):
     )
     margin: float = option(0.03, "For the rule `margin`.")
 
+    audit: bool = option(
+        False, "Attack the model of the chosen λ (or the nearest), beside the untouched model and the reference."
+    )
+    audit_passages: int = option(60, "At most so many passages of the book are asked under attack.")
+    audit_samples: int = option(16, "How many samples of each passage the audit draws.")
     correlation: bool = option(
         False,
         "Also fine-tune on each other book alone, and tell the task correlation α̂ of eq. (11) with the one to forget.",
@@ -120,6 +125,11 @@ class UnlearnConfig(ExperimentConfig):
         if len(sources) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
             raise BadValueError(f"{flags} both give the task vector. Choose one.")
+        if self.audit and not (self.retrain or self.reference_model):
+            raise BadValueError("--audit needs a model that never saw the book: --reference-model, or --retrain true.")
+        for name in ("audit_passages", "audit_samples"):
+            if getattr(self, name) < 1:
+                raise BadValueError(f"{name}={getattr(self, name)} must be at least 1.")
         self.criteria.check(METRICS.values(), METRICS)
         _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
 

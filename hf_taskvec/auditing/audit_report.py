@@ -1,0 +1,252 @@
+"""The result of an audit, as a value: what was tried, what came back, what could not be tried.
+
+`audit.json` is this dataclass, field for field (`AUDIT_SCHEMA`, version `AUDIT_VERSION`).
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec import atomic
+from hf_taskvec.auditing.audit_parts import (
+    AttackPoint,
+    AuditSettings,
+    Finding,
+    InsideFinding,
+    MembershipFinding,
+)
+from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
+from hf_taskvec.figures import render
+from hf_taskvec.filenames import AUDIT_JSON, AUDIT_MARKDOWN
+from hf_taskvec.json_files import read_json
+from hf_taskvec.typed_values import typed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AUDIT_SCHEMA = "hf_taskvec/audit"
+AUDIT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Head:
+    schema: str
+    version: int
+
+
+@dataclass(frozen=True)
+class AuditedBook:
+    """A book of the audit, and how many passages of it were asked."""
+
+    name: str
+    role: str
+    fingerprint: str
+    seen: int
+    held_out: int
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Whether a book is really forgotten, under attack.
+
+    Made by `audit`, read back by `AuditReport.load`. Its fields are those of `audit.json`.
+
+    Args:
+        protocol (`Protocol`):
+            How the models were asked.
+        criteria (`Criteria`):
+            What forgotten means.
+        untouched, edited, reference (`str`):
+            The fingerprints of the three models.
+        reference_auc (`dict[str, Interval]`):
+            For each book with unseen text, how well the reference tells its passages from unseen ones: near 0.5, or it
+            has seen the book.
+        books (`tuple` of `AuditedBook`):
+            What was asked.
+        plain (`AttackPoint`):
+            The three models before any attack.
+        findings (`tuple` of `Finding`):
+            What came of each attack.
+        inside (`InsideFinding`, *optional*):
+            What the inner layers know, if that was looked at.
+        membership (`tuple` of `MembershipFinding`):
+            The membership tests, if they were made.
+        not_tried (`dict[str, str]`):
+            The attacks that could not be made, and why.
+        settings (`AuditSettings`):
+            Seeds and budgets.
+        versions (`dict[str, str]`):
+            Those of Python and the libraries.
+        seconds (`dict[str, float]`):
+            How long each part took: the only part that differs between equal runs.
+
+    Example:
+        >>> report = audit(model, -0.6 * vector, books, reference=retrained, output="out/")  # doctest: +SKIP
+        >>> print(report.sentence)  # doctest: +SKIP
+        >>> [finding.attack for finding in report.came_back]  # doctest: +SKIP
+
+    """
+
+    protocol: Protocol
+    criteria: Criteria
+    untouched: str
+    edited: str
+    reference: str
+    reference_auc: dict[str, Interval]
+    books: tuple[AuditedBook, ...]
+    plain: AttackPoint
+    findings: tuple[Finding, ...]
+    inside: InsideFinding | None
+    membership: tuple[MembershipFinding, ...]
+    not_tried: dict[str, str]
+    settings: AuditSettings
+    versions: dict[str, str]
+    seconds: dict[str, float]
+
+    @property
+    def came_back(self) -> tuple[Finding, ...]:
+        """The attacks under which the book is surely known better than by the attacked reference."""
+        return tuple(f for f in self.findings if f.last.verdict.outcome == "still_known")
+
+    @property
+    def passed(self) -> bool:
+        """Whether the book is as if never seen before any attack, and no attack surely brought it back."""
+        told_apart = any(found.outcome == "known" for found in self.membership)
+        return self.plain.verdict.outcome == "as_if_never_seen" and not self.came_back and not told_apart
+
+    @property
+    def sentence(self) -> str:
+        """What the audit found, in a sentence or two."""
+        from hf_taskvec.auditing.audit_words import audit_sentence
+
+        return audit_sentence(self)
+
+    def finding(self, attack: str) -> Finding:
+        """What came of one attack.
+
+        Args:
+            attack (`str`):
+                Its name.
+
+        Returns:
+            `Finding`: Its points, verdicts and robustness.
+
+        Raises:
+            `BadValueError`: If it was not tried; the message says why, if a reason is known.
+        """
+        for found in self.findings:
+            if found.attack == attack:
+                return found
+        why = f": {self.not_tried[attack]}" if attack in self.not_tried else ""
+        known = ", ".join(found.attack for found in self.findings)
+        raise BadValueError(f"the attack {attack!r} was not tried{why}. Tried were {known or 'none'}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `audit.json` holds it.
+
+        Returns:
+            `dict[str, Any]`: Numbers, strings, lists and dictionaries only.
+        """
+        body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {"schema": AUDIT_SCHEMA, "version": AUDIT_VERSION, **body, "protocol": self.protocol.to_dict()}
+
+    def to_markdown(self) -> str:
+        """The text of `audit.md`: one page for a sceptical reader.
+
+        Returns:
+            `str`: Markdown.
+        """
+        from hf_taskvec.auditing.audit_words import audit_markdown
+
+        return audit_markdown(self)
+
+    def figures(self) -> "dict[str, Figure]":
+        """The plots: `audit-attacks` (R under every attack), `audit-relearning` (curves), `audit-inside` (layers).
+
+        Returns:
+            `dict[str, matplotlib.figure.Figure]`: Those for which something was tried.
+
+        Raises:
+            `UnsupportedError`: If matplotlib is not installed.
+        """
+        from hf_taskvec.auditing.audit_plots import audit_figures
+
+        return audit_figures(self)
+
+    def save(self, output: str | Path, *, plots: bool = True) -> Path:
+        """Write `audit.json`, `audit.md` and the plots as PNG and SVG; each appears when it is complete.
+
+        Args:
+            output (`str` or `Path`):
+                The folder; made if it does not exist.
+            plots (`bool`, *optional*, defaults to `True`):
+                Also draw the plots, which need matplotlib.
+
+        Returns:
+            `Path`: The folder that was written.
+
+        Raises:
+            `OutputError`: If the folder cannot be written.
+            `UnsupportedError`: If there is no matplotlib to draw the plots.
+        """
+        output = Path(output)
+        atomic.ensure_writable(output)
+        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        content = {AUDIT_JSON: text.encode(), AUDIT_MARKDOWN: self.to_markdown().encode()}
+        if plots:
+            content |= render(self.figures())
+        for name, data in content.items():
+            atomic.write_bytes(output / name, data, shared=True)
+        return output
+
+    @classmethod
+    def load(cls, path: str | Path) -> "AuditReport":
+        """The report that `save` wrote.
+
+        Args:
+            path (`str` or `Path`):
+                An `audit.json`, or the folder that holds it.
+
+        Returns:
+            `AuditReport`: Equal to the one that was saved.
+
+        Raises:
+            `MissingFileError`: If there is none.
+            `CorruptFileError`: If it is damaged, or of another version.
+        """
+        path = Path(path)
+        path = path / AUDIT_JSON if path.is_dir() else path
+        if not path.is_file():
+            raise MissingFileError(f"no audit at {str(path)!r}; `AuditReport.save(folder)` writes one")
+        try:
+            content = read_json(path)
+            head = typed(_Head, content)
+            if head == _Head(AUDIT_SCHEMA, AUDIT_VERSION):
+                protocol = with_later_fields(content.get("protocol"))
+                found = typed(cls, {**content, "protocol": protocol})
+                assert isinstance(found, cls)
+                if not all(finding.points for finding in found.findings):
+                    raise CorruptFileError("an attack has no points.")
+                return found
+        except (CorruptFileError, BadValueError) as error:
+            raise CorruptFileError(f"{path.name} is damaged or no audit: {error} Run the audit again") from None
+        raise CorruptFileError(
+            f"{path.name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {AUDIT_SCHEMA!r} "
+            f"version {AUDIT_VERSION}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    from dataclasses import is_dataclass
+
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

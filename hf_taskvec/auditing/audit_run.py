@@ -1,0 +1,278 @@
+"""The audit: a model, an edit, some books and a reference → an `AuditReport`."""
+
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec._version import __version__
+from hf_taskvec.atomic import ensure_writable
+from hf_taskvec.auditing.attacked_models import Asking, Judging, open_subjects, told_apart
+from hf_taskvec.auditing.audit_parts import ATTACKS, AttackGroup, AuditSettings, MembershipFinding
+from hf_taskvec.auditing.audit_report import AuditedBook, AuditReport
+from hf_taskvec.distributed import processes
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.statistics import Draws, Interval, auc_interval
+from hf_taskvec.evaluation.texts import protocols
+from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.leaks import find_all_passages
+from hf_taskvec.evaluation.texts.passages import Passage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.auditing.attacks.relearning import Relearning
+
+_PACKAGES = ("torch", "transformers", "numpy", "peft")
+
+
+def audit(
+    model: "PreTrainedModel",
+    change: "TaskVector | PreTrainedModel",
+    books: Book | Sequence[Book],
+    protocol: "str | protocols.Protocol | None" = None,
+    *,
+    reference: "PreTrainedModel",
+    attacks: Sequence[AttackGroup] = ATTACKS,
+    tokenizer: Any = None,
+    criteria: Criteria | None = None,
+    passages: int = 60,
+    relearning: "Relearning | None" = None,
+    lora_learning_rate: float | None = None,
+    relearned_share: float = 0.5,
+    samples: int = 16,
+    output: str | Path | None = None,
+    store: str | Path | None = None,
+    batch_size: int | None = None,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> AuditReport:
+    """Attack an edited model, the untouched one and a reference that never saw the book, and tell what came back.
+
+    Every attack has the same seeds and budget on all three models. What counts is not what the edited model gives away
+    but what it gives away beyond the attacked reference: R is 0 where it behaves as the attacked untouched model, and 1
+    where it behaves as the attacked reference.
+
+    Under `accelerate launch` every process calls this with the same arguments; the report is the same for any number
+    of them. Finished passages are kept: an interrupted audit goes on from where it was. The given models are left as
+    they are.
+
+    Args:
+        model (`PreTrainedModel`):
+            The untouched model, which knows the books.
+        change (`TaskVector` or `PreTrainedModel`):
+            The edit, scaled by its λ (`-0.6 * vector`), or the edited model itself, however it was made.
+        books (`Book` or `Sequence[Book]`):
+            Those to forget are asked for; an aligned and a retained one are relearnt on.
+        protocol (`str` or `Protocol`, *optional*):
+            As for `sweep`; at most `passages` of each book and split.
+        reference (`PreTrainedModel`):
+            A model that never saw the forget books: retrained without them, or the base.
+        attacks (`Sequence[str]`, *optional*):
+            Some of `"relearn"`, `"quantise"`, `"sample"`, `"prompt"`, `"inside"` and `"membership"`; all without it.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Of the models; loaded from where the model came from without it.
+        criteria (`Criteria`, *optional*):
+            What forgotten means.
+        passages (`int`, *optional*, defaults to 60):
+            At most so many of each book and split.
+        relearning (`Relearning`, *optional*):
+            The budget of relearning: one epoch at a learning rate of 2e-5 without it.
+        lora_learning_rate (`float`, *optional*):
+            Of relearning with LoRA; ten times that of `relearning` without it.
+        relearned_share (`float`, *optional*, defaults to 0.5):
+            The share of the forget book that is relearnt; passages of the other part are asked.
+        samples (`int`, *optional*, defaults to 16):
+            How many samples of each passage are drawn at temperature 1.
+        output (`str` or `Path`, *optional*):
+            Folder for `audit.json`, `audit.md`, plots and, unless `store` names another, the store.
+        store (`str` or `Path`, *optional*):
+            Folder of finished passages.
+        batch_size (`int`, *optional*):
+            Rows in one batch; found automatically without it.
+        resamples (`int`, *optional*, defaults to 2000):
+            How often passages are drawn anew for an interval.
+        level (`float`, *optional*, defaults to 0.95):
+            Of the intervals.
+        seed (`int`, *optional*, defaults to 0):
+            Of everything that is drawn.
+        progress (`bool`, *optional*):
+            Show progress bars; by default on a terminal.
+
+    Returns:
+        `AuditReport`: What was tried, what came back, and what could not be tried.
+
+    Raises:
+        `BadValueError`: If an argument cannot be used, or the reference knows the book: its membership AUC says so.
+        `MissingNameError`: If there is no such attack or protocol.
+        `OutputError`: If `output` or `store` cannot be written; before any work.
+
+    Example:
+        >>> report = audit(model, -0.6 * vector, books, reference=retrained, output="out/")  # doctest: +SKIP
+        >>> print(report.sentence)  # doctest: +SKIP
+
+    """
+    from hf_taskvec.auditing.attacks.relearning import Relearning
+    from hf_taskvec.auditing.audit_steps import (
+        look_inside,
+        membership_findings,
+        prompt_findings,
+        quantise_findings,
+        relearn_findings,
+        sample_finding,
+    )
+    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
+    from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
+    from hf_taskvec.models.fingerprints import full_fingerprint
+    from hf_taskvec.models.loading import load_tokenizer
+
+    books = (books,) if isinstance(books, Book) else tuple(books)
+    wanted = _checked_attacks(attacks)
+    forget = [book for book in books if book.role == "forget"]
+    if not forget:
+        raise BadValueError("an audit needs a book to forget: load_book(..., role='forget')")
+    for name, value in (("passages", passages), ("samples", samples)):
+        if value < 1:
+            raise BadValueError(f"{name}={value} must be at least 1")
+    criteria = criteria or Criteria()
+    judging = Judging(criteria, Draws(resamples, level, seed=seed))
+    budget = relearning or Relearning(seed=seed)
+    lora_rate = 10 * budget.learning_rate if lora_learning_rate is None else lora_learning_rate
+    asked = protocols.get(protocol)
+    asked = replace(asked, samples=passages if asked.samples is None else min(asked.samples, passages))
+    if output is not None:
+        ensure_writable(Path(output))
+        ensure_matplotlib()
+    tokenizer = load_tokenizer(model.config._name_or_path) if tokenizer is None else tokenizer
+    kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
+    asking = Asking(asked, tokenizer, kept, batch_size, progress)
+    own = [book for book in books if book.role in ("forget", "unseen")]
+    found, _ = find_all_passages(own, asked, tokenizer)
+    seen = [p for p in found if p.split == "seen"]
+    seconds: dict[str, float] = {}
+    not_tried: dict[str, str] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    with open_subjects(model, change, reference) as subjects:
+        with timed("plain"):
+            # The reference first: if it knows the book, nothing else needs to be asked.
+            known = asking.values(subjects.reference, found, "batches of the reference")
+            aucs = _reference_aucs(known, found, forget, judging)
+            _check_reference(aucs, criteria)
+            values = {
+                "untouched": asking.values(subjects.untouched, found, "batches of the untouched model"),
+                "edited": asking.values(subjects.edited, found, "batches of the edited model"),
+                "reference": known,
+            }
+        plain = judging.point(0, seen, values)
+        findings = []
+        if "relearn" in wanted:
+            with timed("relearn"):
+                rates = {"full": budget.learning_rate, "lora": lora_rate}
+                args = (subjects, books, seen, values, asking, judging, budget, rates, relearned_share, not_tried)
+                findings += relearn_findings(*args)
+        if "quantise" in wanted:
+            with timed("quantise"):
+                findings += quantise_findings(subjects, seen, plain, asking, judging, not_tried)
+        if "sample" in wanted:
+            with timed("sample"):
+                findings.append(sample_finding(subjects, seen, samples, asking, judging, seed))
+        if "prompt" in wanted:
+            with timed("prompt"):
+                findings += prompt_findings(subjects, books, seen, asking, judging, not_tried, seed)
+        inside = None
+        if "inside" in wanted:
+            with timed("inside"):
+                inside = look_inside(subjects, seen, asking, judging, not_tried)
+        membership: tuple[MembershipFinding, ...] = ()
+        if "membership" in wanted:
+            with timed("membership"):
+                membership = membership_findings(subjects, found, forget, asking, judging, not_tried)
+        prints = {name: full_fingerprint(each) for name, each in subjects.by_name.items()}
+    report = AuditReport(
+        protocol=asked,
+        criteria=criteria,
+        untouched=prints["untouched"],
+        edited=prints["edited"],
+        reference=prints["reference"],
+        reference_auc=aucs,
+        books=tuple(
+            AuditedBook(
+                book.name,
+                book.role,
+                book.fingerprint,
+                sum(p.book == book.name and p.split == "seen" for p in found),
+                sum(p.book == book.name and p.split == "held_out" for p in found),
+            )
+            for book in books
+        ),
+        plain=plain,
+        findings=tuple(findings),
+        inside=inside,
+        membership=membership,
+        not_tried=not_tried,
+        settings=AuditSettings(
+            seed=seed,
+            resamples=resamples,
+            level=level,
+            passages=passages,
+            samples=samples,
+            learning_rate=budget.learning_rate,
+            lora_learning_rate=lora_rate,
+            epochs=budget.epochs,
+            relearned_share=relearned_share,
+        ),
+        versions={"hf_taskvec": __version__, "python": platform.python_version()}
+        | {name: version(name) for name in _PACKAGES},
+        seconds={name: round(value, 2) for name, value in seconds.items()},
+    )
+    if output is not None and processes().is_main_process:
+        report.save(output)
+    processes().wait_for_everyone()
+    return report
+
+
+def _checked_attacks(attacks: Sequence[str]) -> list[str]:
+    given = [attacks] if isinstance(attacks, str) else list(attacks)
+    for name in given:
+        if name not in ATTACKS:
+            hint = did_you_mean(name, ATTACKS)
+            raise MissingNameError(f"no attack {name!r}.{hint} The attacks are {', '.join(ATTACKS)}")
+    return given
+
+
+def _reference_aucs(
+    values: dict[str, dict[str, float]], passages: Sequence[Passage], forget: Sequence[Book], judging: Judging
+) -> dict[str, Interval]:
+    """How well the reference tells the seen passages of each book from unseen ones, by Min-K %."""
+    draws = judging.draws
+    found = {}
+    for book in forget:
+        seen, unseen = told_apart(passages, book)
+        if seen and unseen:
+            first, second = ([values[p.id]["min_k"] for p in group] for group in (seen, unseen))
+            found[book.name] = auc_interval(first, second, min(draws.resamples, 500), draws.level, draws.seed)
+    return found
+
+
+def _check_reference(aucs: dict[str, Interval], criteria: Criteria) -> None:
+    for book, auc in aucs.items():
+        if auc.low > 0.5 + criteria.membership:
+            raise BadValueError(
+                f"the reference model knows {book}: it tells its seen passages from unseen ones with an AUC of "
+                f"{auc.value:.2f} [{auc.low:.2f}, {auc.high:.2f}]; 0.5 is not to know it. Give a model that never saw "
+                "the book as reference=, such as the base"
+            )
