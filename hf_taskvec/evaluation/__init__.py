@@ -5,8 +5,9 @@
 3. `scoring/` and `reporting/`: metrics, intervals, tests and the choice of λ; then the report as a value, as tables,
    plots and HTML. `rouge_l`, `Choice`, `UnlearningReport`.
 
-`sweeping.py` does all three: `sweep(model, vector, scales, books)`. Imports point from the sweep down to the texts,
-never back. The harness takes a model and something that sets λ; how an edit works it does not know.
+`sweeping.py` does all three: `sweep(model, vector, scales, books)`; `controls.py` asks whether it was this vector that
+forgot this book: `run_controls(model, vector, scale, books)`. Imports point from there down to the texts, never back.
+The harness takes a model and something that sets λ; how an edit works it does not know.
 
 The public names are listed here and imported when first used: `import hf_taskvec.evaluation` costs no torch.
 
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING
 from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_taskvec.evaluation.controls import run_controls
+    from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.tables import compare_reports
     from hf_taskvec.evaluation.reporting.theory_verdict import Judgement
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
@@ -39,6 +42,7 @@ _HOMES = {
     "AnsweredPassage": "scoring.metrics",
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
+    "ControlTable": "reporting.control_table",
     "Criteria": "scoring.criteria",
     "Judgement": "reporting.theory_verdict",
     "LeakReport": "texts.leaks",
@@ -52,6 +56,7 @@ _HOMES = {
     "load_book": "texts.books",
     "protocols": "texts",
     "rouge_l": "scoring.rouge",
+    "run_controls": "controls",
     "sweep": "sweeping",
 }
 
@@ -59,6 +64,7 @@ __all__ = [
     "AnsweredPassage",
     "Book",
     "Choice",
+    "ControlTable",
     "Criteria",
     "Judgement",
     "LeakReport",
@@ -72,6 +78,7 @@ __all__ = [
     "load_book",
     "protocols",
     "rouge_l",
+    "run_controls",
     "sweep",
 ]
 

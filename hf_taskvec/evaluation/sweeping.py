@@ -149,6 +149,7 @@ def sweep(
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
+    from hf_taskvec.models.loading import tokenizer_of
 
     begin = time.perf_counter()
     state = processes()
@@ -163,7 +164,7 @@ def sweep(
     if output is not None:
         ensure_writable(Path(output))
         ensure_matplotlib()
-    tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
+    tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     passages, left_out = find_all_passages(books, protocol, tokenizer)
     for each in (model, *others.values()):  # before any of them is asked
         tokenize_passages(passages, protocol, tokenizer, each.config)
@@ -339,15 +340,6 @@ def _on_model(change: "TaskVector | ScalableEdit | None", model: Any, merge: boo
     else:
         with starting_at_zero(NoEdit() if change is None else change) as edit:
             yield edit
-
-
-def _tokenizer(model: Any) -> Any:
-    from hf_taskvec.models.loading import load_tokenizer
-
-    source = model.config._name_or_path
-    if not source:
-        raise BadValueError("the model does not say where it came from; pass its tokenizer=")
-    return load_tokenizer(source)
 
 
 def _results(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.distributed import processes
-from hf_taskvec.errors import MissingFileError
+from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.filenames import CONFIG
 from hf_taskvec.hub_names import split_revision
 from hf_taskvec.models.locations import locate
@@ -70,6 +70,19 @@ def load_tokenizer(where: str | Path, *, token: str | bool | None = None) -> Any
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise MissingFileError(f"{name} has no tokenizer of its own. {remedy}")
     return tokenizer
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer beside the files that a live model was loaded from.
+
+    Raises:
+        `BadValueError`: If the model does not say where it came from.
+        `MissingFileError`: If there is none, or none that can be read.
+    """
+    source = model.config._name_or_path
+    if not source:
+        raise BadValueError("the model does not say where it came from; pass its tokenizer=")
+    return load_tokenizer(source)
 
 
 def _place(where: str | Path, token: str | bool | None) -> tuple[str | Path, str | None]:

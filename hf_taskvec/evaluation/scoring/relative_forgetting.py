@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
-from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, mean_score
+from hf_taskvec.evaluation.scoring.statistics import Array, Bootstrap, Draws, Interval, mean_score
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,52 @@ def share_lost(before: Array, after: Array, metric: MetricInfo, draws: Draws) ->
     untouched model had nothing.
     """
     draw = draws.bootstrap(len(before))
-    sign = 1.0 if metric.higher else -1.0
-    if metric.nats or metric.geometric:
-        old, new = (_plain(values, metric) for values in (before, after))
-        value = 1 - np.exp(sign * (new.mean() - old.mean()))
-        return draw.interval(float(value) + 0.0, 1 - np.exp(sign * (draw.means(new) - draw.means(old))) + 0.0)
-    found = draw.relative(after, before)
-    if found is None:
+    found = _lost_in_draws(before, after, metric, draw)
+    return None if found is None else draw.interval(found[0], found[1][~np.isnan(found[1])])
+
+
+def difference_of_losses(
+    first: tuple[Array, Array], second: tuple[Array, Array], metric: MetricInfo, draws: Draws, *, paired: bool
+) -> Interval | None:
+    """How much more the first lost of one metric than the second, in shares as `share_lost` gives them.
+
+    Args:
+        first (`tuple` of two `ndarray`):
+            The values before and after an edit.
+        second (`tuple` of two `ndarray`):
+            Those that are compared with.
+        metric (`MetricInfo`):
+            Its direction.
+        draws (`Draws`):
+            For the interval.
+        paired (`bool`):
+            Whether all values are of the same passages in the same order: then they are drawn together.
+
+    Returns:
+        `Interval`, *optional*: The difference, positive if the first lost more; `None` if there was nothing to lose.
+    """
+    ours = draws.bootstrap(len(first[0]))
+    theirs = ours if paired else replace(draws, seed=draws.seed + 1).bootstrap(len(second[0]))
+    one, two = _lost_in_draws(*first, metric, ours), _lost_in_draws(*second, metric, theirs)
+    if one is None or two is None:
         return None
-    low, high = sorted((-sign * found.low, -sign * found.high))
-    return Interval(-sign * found.value + 0.0, low + 0.0, high + 0.0)  # + 0.0: there is no −0
+    spread = one[1] - two[1]
+    usable = ~np.isnan(spread)
+    return ours.interval(one[0] - two[0], spread[usable]) if usable.any() else None
+
+
+def _lost_in_draws(before: Array, after: Array, metric: MetricInfo, draw: Bootstrap) -> tuple[float, Array] | None:
+    """The share that was lost, and in each resampling: not a number where nothing was there to lose."""
+    sign = 1.0 if metric.higher else -1.0
+    old, new = (_plain(values, metric) for values in (before, after))
+    (level, levels), (kept, all_kept) = ((each.mean(), draw.means(each)) for each in (old, new))
+    if metric.nats or metric.geometric:
+        return float(1 - np.exp(sign * (kept - level))) + 0.0, 1 - np.exp(sign * (all_kept - levels)) + 0.0
+    usable = levels != 0  # all the passages with a score may be missing from a resampling
+    if level == 0 or not usable.any():
+        return None
+    shares = sign * (1 - all_kept / np.where(usable, levels, np.nan))
+    return float(sign * (1 - kept / level)) + 0.0, shares + 0.0  # + 0.0: there is no −0
 
 
 def _plain(values: Array, metric: MetricInfo) -> Array:
