@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from hf_taskvec.auditing.attacks.copyable_models import check_copyable
 from hf_taskvec.distributed import processes
-from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean, some
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.texts.books import Book, Section
 from hf_taskvec.evaluation.texts.leaks import check_leaks
 from hf_taskvec.evaluation.texts.passages import Passage
-from hf_taskvec.models.fingerprints import hooked_modules
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.model_facts import input_device
 from hf_taskvec.training.accelerators import SingleProcess
@@ -158,7 +158,7 @@ def relearned(
         ```
 
     """
-    _check_copyable(model)
+    check_copyable(model, "relearning")
     base = open_base(model)
     data = read_blocks(blocks, base.vocabulary, base.context)
     training = settings.training
@@ -210,24 +210,6 @@ def _training(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def _check_copyable(model: "PreTrainedModel") -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise BadValueError(f"relearned() attacks a live model, not a {type(model).__name__}. Load it first.")
-    what = f"the live {type(model).__name__}"
-    hooked = [] if is_peft_model(model) else hooked_modules(model)  # PEFT is refused by name, with its remedy
-    if hooked:
-        raise UnsupportedError(
-            f"{what} has hooks at {some(hooked)}: a copy of its weights would not be the same model. An attached edit "
-            "must be merged before it is attacked: vector.edit(model).keep(), on a copy of the model."
-        )
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1 or torch.device("meta") in devices:
-        raise UnsupportedError(
-            f"{what} is offloaded or spread over {some(map(str, devices))}, which relearning was not tested with. Load "
-            "it on one device."
-        )
 
 
 @dataclass(frozen=True)
