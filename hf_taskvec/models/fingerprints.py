@@ -94,12 +94,31 @@ def _hooks(
 def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> None:
     import torch
 
+    stored: dict[str, Any] = {}
+    # First of all: bitsandbytes brings weights that it repacked for the processor back into the form that is stored.
+    module._save_to_state_dict(stored, "", keep_vars=False)
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    for name, tensor in sorted(own, key=lambda pair: pair[0]):
-        digest.update(f"{prefix}.{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().to("cpu").contiguous().view(-1)
-        if flat.numel():
-            digest.update(flat.view(torch.uint8).numpy().data)
+    # Scales of quantised weights are neither parameters nor buffers, and stored beside them.
+    known = dict(own)
+    beside = [(name, each) for name, each in stored.items() if name not in known and isinstance(each, torch.Tensor)]
+    for name, tensor in sorted([*own, *beside], key=lambda pair: pair[0]):
+        _add_tensor(digest, f"{prefix}.{name}", tensor)
+
+
+def _add_tensor(digest: "hashlib._Hash", name: str, tensor: "torch.Tensor") -> None:
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    if is_traceable_wrapper_subclass(tensor):  # torchao's: codes and scales that look like one tensor
+        parts, context = tensor.__tensor_flatten__()
+        digest.update(repr(context).encode())
+        for part in parts:
+            _add_tensor(digest, f"{name}.{part}", getattr(tensor, part))
+        return
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    if flat.numel():
+        digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def _adapters(model: "PreTrainedModel") -> str:

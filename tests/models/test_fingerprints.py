@@ -2,10 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from support import tiny_models
 from support.tiny_models import low_rank
 
+from hf_taskvec.auditing.attacks.quantising import quantised
 from hf_taskvec.models.fingerprints import full_fingerprint, hooked_modules, nameless_hooks
 
 
@@ -76,3 +78,37 @@ def test_modules_with_hooks_are_named_at_whatever_scale():
         assert hooked_modules(model) == []
     model.model.norm.register_forward_hook(lambda layer, inputs, output: output + 1)
     assert hooked_modules(model) == ["model.norm"]
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "int8"])
+def test_the_scales_of_quantised_weights_are_part_of_what_the_model_is(scheme):
+    """bitsandbytes keeps them beside its parameters, and moves them about when a model is first run."""
+    pytest.importorskip("bitsandbytes")
+    model = tiny_models.make("llama", hidden_size=64, intermediate_size=64)
+    one, other = quantised(model, scheme), quantised(model, scheme)
+    found = full_fingerprint(one)
+    assert found != full_fingerprint(model)
+    assert found == full_fingerprint(one) == full_fingerprint(other) == full_fingerprint(copy.deepcopy(one))
+    with torch.no_grad():
+        one(torch.tensor([[1, 2]]))
+    assert full_fingerprint(one) == found
+    weight = other.model.layers[1].mlp.up_proj.weight
+    (weight.quant_state.absmax if scheme == "nf4" else weight.SCB)[3] *= 1.5
+    changed = full_fingerprint(other)
+    with torch.no_grad():
+        assert not torch.equal(other(torch.tensor([[1, 2]])).logits, one(torch.tensor([[1, 2]])).logits)
+    assert changed != found and full_fingerprint(other) == changed
+
+
+def test_a_tensor_that_is_made_of_several_enters_with_all_of_them():
+    """Such as torchao's quantised weights, which are codes and scales."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = tiny_models.make("llama")
+    layer, found = model.model.layers[0].mlp.up_proj, set()
+    plain = layer.weight.detach()
+    for first, second in ((plain, plain), (plain + 1, plain), (plain, plain + 1)):
+        layer.weight = torch.nn.Parameter(TwoTensor(first, second), requires_grad=False)
+        found.add(full_fingerprint(model))
+        assert full_fingerprint(model) in found
+    assert len(found) == 3
