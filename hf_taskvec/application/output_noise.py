@@ -6,8 +6,10 @@ the same answer.
 """
 
 import hashlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import torch
 from typing_extensions import Self, override
@@ -87,6 +89,7 @@ class _NoisyForward(ReplacedForward):
         self._noise = noise
         self._texts: list[Any] = []  # of each row, the running hash of its tokens
         self._columns = 0  # how many tokens, padding included, they have read
+        self._cache: ref[Any] | None = None  # what continues them
 
     @property
     @override
@@ -103,21 +106,24 @@ class _NoisyForward(ReplacedForward):
                 "noise on the output hangs on the text, so the model must be given input_ids, and logits_to_keep as a "
                 "number."
             )
-        keys = self._keys(ids, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
+        keys = self._keys(ids, kwargs.get("attention_mask"), _cache_in(kwargs))
         output = self.forward(*args, **kwargs)
+        cache = _cache_in(output)
+        self._cache = None if cache is None else ref(cache)
         # In fp32: in a logit of 16 bits, small noise would be rounded away.
         output["logits"] = self._noisy(output["logits"].float(), keys)
         return output
 
     def _keys(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> list[list[bytes | None]]:
         """For each token a digest of its row's text up to there; none for padding."""
-        if mask is None:
-            past = 0 if cache is None else cache.get_seq_length()
-            here = torch.ones_like(ids)
-        else:
+        if mask is not None:
             past = mask.shape[-1] - ids.shape[1]
             here = mask[:, past:]
-        if past == 0:
+        else:  # Mamba's generation gives none after the prompt
+            is_ours = self._cache is not None and self._cache() is cache
+            past = 0 if cache is None else self._columns if is_ours else _length(cache)
+            here = torch.ones_like(ids)
+        if past == 0 and here.shape == ids.shape:
             self._texts = [hashlib.blake2b(f"{self._noise.seed}|".encode(), digest_size=32) for _ in ids]
         elif (past, len(ids)) != (self._columns, len(self._texts)) or here.shape != ids.shape:
             raise UnsupportedError(
@@ -135,6 +141,19 @@ class _NoisyForward(ReplacedForward):
             drawn = [torch.zeros(vocabulary) if key is None else standard_normal(key, 0, vocabulary) for key in kept]
             rows.append(row + torch.stack(drawn).mul_(size).to(row.device))
         return torch.stack(rows)
+
+
+def _cache_in(given: Mapping[str, Any]) -> Any:
+    """The cache among a model's inputs or outputs: Mamba has another name for it."""
+    return next((cache for name in ("past_key_values", "cache_params") if (cache := given.get(name)) is not None), None)
+
+
+def _length(cache: Any) -> int:
+    """How many tokens a cache holds; -1 if it holds some, but does not say how many."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # of linear attention alone
+        return -1 if cache.has_previous_state() else 0
 
 
 def _read(text: Any, tokens: list[int], are_there: list[int]) -> list[bytes | None]:

@@ -113,6 +113,35 @@ def test_the_harness_gets_the_same_answers_in_any_batch_and_generates_what_it_pr
     assert tokenizer.decode(text[len(passage.prompt_ids) :]) == found[1].work.rows[Row(1.0, 0)].text
 
 
+@pytest.mark.parametrize("kind", ["Mamba", "Gemma3"])
+def test_other_kinds_of_cache_are_followed(kind):
+    """Mamba's has another name and no length, and there is no mask beside it; Gemma's has windows."""
+    import transformers
+
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    if kind == "Mamba":
+        model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, state_size=4))
+    else:
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 4}
+        config = transformers.Gemma3TextConfig(**sizes, **heads, intermediate_size=32)
+        model = transformers.Gemma3ForCausalLM(config)
+    ids = ROWS[:2, :7] % 50
+    with OutputNoise(model.eval(), 3.0) as noise, torch.no_grad():
+        noise.set_scale(1.0)
+        mask = torch.ones_like(ids)
+        found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, eos_token_id=None, do_sample=False)
+        for row in found:
+            for length in range(7, 12):
+                assert int(model(input_ids=row[None, :length]).logits[0, -1].argmax()) == row[length]
+        if kind == "Mamba":  # a cache from elsewhere
+            noise.set_scale(0.0)
+            cache = model(input_ids=ids, use_cache=True).cache_params
+            noise.set_scale(1.0)
+            with pytest.raises(UnsupportedError, match="not seen from its first token"):
+                model(input_ids=ids[:, :1], cache_params=cache)
+
+
 def test_a_model_in_a_wrapper_of_peft_gets_it_once():
     model = tiny_llama()
     expected = noise_of(model, input_ids=ROWS)
@@ -157,6 +186,8 @@ def test_what_it_cannot_follow_is_refused():
                 model(inputs_embeds=model.get_input_embeddings()(ROWS))
             with pytest.raises(UnsupportedError, match="not seen from its first token"):
                 model(input_ids=ROWS[:, 5:6], past_key_values=cache)
+            with pytest.raises(UnsupportedError, match="attention_mask of two dimensions"):
+                model(input_ids=ROWS, attention_mask=torch.ones(4, 1, 12, 12, dtype=torch.bool))
             with pytest.raises(BadValueError, match="scale of nan"):
                 edit.set_scale(float("nan"))
 
