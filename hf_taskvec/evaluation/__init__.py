@@ -24,6 +24,12 @@ from hf_taskvec.lazy_names import lazy_names
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.controls import run_controls
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
+    from hf_taskvec.evaluation.reporting.seed_summary import (
+        MethodComparison,
+        SeedSummary,
+        compare_methods,
+        compare_seeds,
+    )
     from hf_taskvec.evaluation.reporting.tables import compare_reports
     from hf_taskvec.evaluation.reporting.theory_verdict import Judgement
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
@@ -46,13 +52,17 @@ _HOMES = {
     "Criteria": "scoring.criteria",
     "Judgement": "reporting.theory_verdict",
     "LeakReport": "texts.leaks",
+    "MethodComparison": "reporting.seed_summary",
     "Metric": "scoring.metrics",
     "Passage": "texts.passages",
     "RougeScore": "scoring.rouge",
+    "SeedSummary": "reporting.seed_summary",
     "UnlearningReport": "reporting.unlearning_report",
     "Verdict": "scoring.verdict",
     "check_leaks": "texts.leaks",
+    "compare_methods": "reporting.seed_summary",
     "compare_reports": "reporting.tables",
+    "compare_seeds": "reporting.seed_summary",
     "load_book": "texts.books",
     "protocols": "texts",
     "rouge_l": "scoring.rouge",
@@ -68,13 +78,17 @@ __all__ = [
     "Criteria",
     "Judgement",
     "LeakReport",
+    "MethodComparison",
     "Metric",
     "Passage",
     "RougeScore",
+    "SeedSummary",
     "UnlearningReport",
     "Verdict",
     "check_leaks",
+    "compare_methods",
     "compare_reports",
+    "compare_seeds",
     "load_book",
     "protocols",
     "rouge_l",

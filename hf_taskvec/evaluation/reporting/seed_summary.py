@@ -1,0 +1,409 @@
+"""What several seeds say together: one report for each seed, and two methods on the same seeds, compared in pairs.
+
+The seed is the unit: every number here is one number for each seed, however many passages it rests on.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from hf_taskvec.errors import BadValueError, MismatchError, some
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.reporting.verdict_tables import OVERALL
+from hf_taskvec.evaluation.scoring.drop_tests import PAIRS
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
+from hf_taskvec.evaluation.scoring.scale_choice import Choice
+from hf_taskvec.evaluation.scoring.seed_tests import (
+    SeedMean,
+    Side,
+    holm,
+    mean_over_seeds,
+    sign_flip_test,
+    sign_test,
+)
+from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.scoring.verdict import Overall
+from hf_taskvec.evaluation.texts.books import Role
+
+_ROLES: dict[Role, str] = {"forget": "forgotten", "aligned": "aligned", "retain": "retained"}
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """What one seed came to, on the half of its passages that did not choose λ.
+
+    Args:
+        seed (`int`):
+            Which.
+        scale (`float`, *optional*):
+            The λ that was judged; `None` if there were too few passages to judge any.
+        chosen (`bool`):
+            Whether it met the criteria on the half that chooses; else it only came nearest.
+        outcome (`str`):
+            As `Verdict.outcome`; `"cannot_tell"` without a verdict.
+        passed (`bool`):
+            Whether a λ was chosen, the book is as if never seen there, and the others are kept.
+        relative (`dict[str, Interval]`):
+            R by each metric, of the book where it is farthest from 1, with its interval over passages. Metrics by which
+            the model hardly knew the book are left out.
+        membership (`float`, *optional*):
+            How far the membership AUC is above the reference's, of the book where it is farthest.
+        retained (`dict[str, float]`):
+            By each metric, the share that the retained book lost that lost most.
+        lost (`dict[tuple[str, str], tuple[float, float]]`):
+            For two roles, what the books of each lost of the headline metric, as `LossTest` counts it.
+    """
+
+    seed: int
+    scale: float | None
+    chosen: bool
+    outcome: Overall
+    passed: bool
+    relative: dict[str, Interval]
+    membership: float | None
+    retained: dict[str, float]
+    lost: dict[tuple[Role, Role], tuple[float, float]]
+
+    @property
+    def worst_retained(self) -> float | None:
+        """The largest of `retained`."""
+        return max(self.retained.values(), default=None)
+
+
+@dataclass(frozen=True)
+class SeedTest:
+    """Whether one number is larger than another, paired by seed.
+
+    Args:
+        what (`str`):
+            What is compared.
+        first, second (`dict[int, float]`):
+            The two numbers of each seed that has both.
+        difference (`SeedMean`):
+            `first − second`, its mean over seeds.
+        p_values (`dict[str, float]`):
+            By `"sign test"`, and perhaps `"sign-flip test"`.
+        adjusted (`dict[str, float]`):
+            The same after Holm's correction over all tests of the table.
+        percent (`bool`):
+            Whether the numbers are shares.
+    """
+
+    what: str
+    first: dict[int, float]
+    second: dict[int, float]
+    difference: SeedMean
+    p_values: dict[str, float]
+    adjusted: dict[str, float]
+    percent: bool
+
+    @property
+    def larger(self) -> int:
+        """In how many seeds the first is the larger one."""
+        return sum(self.first[seed] > self.second[seed] for seed in self.first)
+
+
+@dataclass(frozen=True)
+class SeedSummary:
+    """One experiment over several seeds. Made by `compare_seeds`.
+
+    Args:
+        rows (`tuple` of `SeedRow`):
+            For each seed.
+        metrics (`tuple` of `MetricInfo`):
+            Those that judge; the first is the headline.
+        passed (`int`):
+            How many seeds pass.
+        outcomes (`dict[str, int]`):
+            How many seeds have each outcome.
+        relative (`dict[str, SeedMean]`):
+            The mean R by each metric, over the seeds that have one.
+        membership (`SeedMean`, *optional*):
+            The mean distance of the membership AUC from the reference's.
+        retained (`dict[str, SeedMean]`):
+            By each metric, the mean share that the worst retained book lost.
+        tests (`tuple` of `SeedTest`):
+            Whether the forgotten and the aligned book lost more than the retained one; one-sided.
+        level (`float`):
+            Of the t intervals.
+    """
+
+    rows: tuple[SeedRow, ...]
+    metrics: tuple[MetricInfo, ...]
+    passed: int
+    outcomes: dict[Overall, int]
+    relative: dict[str, SeedMean]
+    membership: SeedMean | None
+    retained: dict[str, SeedMean]
+    tests: tuple[SeedTest, ...]
+    level: float
+
+    @property
+    def sentence(self) -> str:
+        """How many seeds pass, and what the others are."""
+        told = ", ".join(f"{count} {OVERALL[outcome]}" for outcome, count in self.outcomes.items() if count)
+        verb = "passes" if self.passed == 1 else "pass"
+        return f"{self.passed} of {count_seeds(len(self.rows))} {verb} (the verdicts: {told})."
+
+    def to_markdown(self) -> str:
+        """The summary as Markdown.
+
+        Returns:
+            `str`: A line for each seed and one for their mean, how many pass, and the tests with a note on what so few
+                seeds can show.
+        """
+        from hf_taskvec.evaluation.reporting.seed_tables import summary_markdown
+
+        return summary_markdown(self)
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """Two methods on the same seeds. Made by `compare_methods`.
+
+    Args:
+        names (`tuple[str, str]`):
+            What tables call them.
+        first, second (`SeedSummary`):
+            Each method alone.
+        tests (`tuple` of `SeedTest`):
+            How far R is from 1 by each metric, what the worst retained book lost, and the size of λ; two-sided.
+        level (`float`):
+            Of the t intervals.
+    """
+
+    names: tuple[str, str]
+    first: SeedSummary
+    second: SeedSummary
+    tests: tuple[SeedTest, ...]
+    level: float
+
+    def to_markdown(self) -> str:
+        """The comparison as Markdown.
+
+        Returns:
+            `str`: A line for each number that is compared, and a note on what so few seeds can show.
+        """
+        from hf_taskvec.evaluation.reporting.seed_tables import comparison_markdown
+
+        return comparison_markdown(self)
+
+
+def compare_seeds(reports: Mapping[int, UnlearningReport], *, level: float = 0.95) -> SeedSummary:
+    """What an experiment shows that was repeated with several seeds: every seed counts once.
+
+    Args:
+        reports (`Mapping[int, UnlearningReport]`):
+            One report for each seed. Runs of two methods on one seed are no two seeds: see `compare_methods`.
+        level (`float`, *optional*, defaults to 0.95):
+            Of the t intervals over seeds.
+
+    Returns:
+        `SeedSummary`: The seeds, how many pass, the means, and the tests; `to_markdown` shows it.
+
+    Raises:
+        `BadValueError`: If there are no reports, or one has no book to forget.
+        `MismatchError`: If their protocols or criteria differ, or two of them are of one model: then they are no two
+            experiments.
+
+    Example:
+        >>> reports = {seed: UnlearningReport.load(f"outputs/seed-{seed}") for seed in range(5)}  # doctest: +SKIP
+        >>> print(compare_seeds(reports).to_markdown())  # doctest: +SKIP
+
+    """
+    choices = _choices(reports)
+    first = next(iter(reports.values()))
+    metrics = tuple(first.metric(name) for name in next(iter(choices.values())).criteria.judged)
+    rows = tuple(_row(seed, reports[seed], choice) for seed, choice in choices.items())
+    tests = []
+    for pair in PAIRS[:2]:
+        lost = {row.seed: row.lost[pair] for row in rows if pair in row.lost}
+        if lost:
+            words = f"the {_ROLES[pair[0]]} book lost more of its {metrics[0].name} than the {_ROLES[pair[1]]} one"
+            share = not (metrics[0].geometric or metrics[0].nats)
+            tests.append(_test(words, lost, share, level, "greater", flip=True))
+    known = {name: [row.relative[name].value for row in rows if name in row.relative] for name in _names(metrics)}
+    kept = {name: [row.retained[name] for row in rows if name in row.retained] for name in _names(metrics)}
+    apart = [row.membership for row in rows if row.membership is not None]
+    return SeedSummary(
+        rows=rows,
+        metrics=metrics,
+        passed=sum(row.passed for row in rows),
+        outcomes={outcome: sum(row.outcome == outcome for row in rows) for outcome in get_args(Overall)},
+        relative={name: mean_over_seeds(values, level) for name, values in known.items() if values},
+        membership=mean_over_seeds(apart, level) if apart else None,
+        retained={name: mean_over_seeds(values, level) for name, values in kept.items() if values},
+        tests=_corrected(tests),
+        level=level,
+    )
+
+
+def compare_methods(
+    a: Mapping[int, UnlearningReport],
+    b: Mapping[int, UnlearningReport],
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    level: float = 0.95,
+) -> MethodComparison:
+    """Whether one method forgets more exactly, keeps more or needs another λ than another: paired by seed.
+
+    Args:
+        a (`Mapping[int, UnlearningReport]`):
+            The reports of the first method.
+        b (`Mapping[int, UnlearningReport]`):
+            Those of the second, of the same seeds. The two of one seed are a pair: they share books and model.
+        names (`tuple[str, str]`, *optional*, defaults to `("first", "second")`):
+            What tables call the methods.
+        level (`float`, *optional*, defaults to 0.95):
+            Of the t intervals over seeds.
+
+    Returns:
+        `MethodComparison`: Each method's summary and the paired tests; `to_markdown` shows them.
+
+    Raises:
+        `BadValueError`: If there are no reports, or one has no book to forget.
+        `MismatchError`: If a seed is missing from one side, a pair is of different books, or protocols or criteria
+            differ.
+
+    Example:
+        >>> print(compare_methods(full, lora, names=("full", "LoRA")).to_markdown())  # doctest: +SKIP
+
+    """
+    if alone := sorted(a.keys() ^ b.keys()):
+        raise MismatchError(
+            f"the seeds {some(map(str, alone))} are only of one method: a pair needs both. Run them, or leave them out"
+        )
+    for seed in a:
+        books = [{(book.name, book.role, book.fingerprint) for book in side[seed].books} for side in (a, b)]
+        if books[0] != books[1]:
+            raise MismatchError(f"the two reports of seed {seed} are of different books, so they are no pair")
+    first, second = compare_seeds(a, level=level), compare_seeds(b, level=level)
+    _check_alike({names[0]: next(iter(a.values())), names[1]: next(iter(b.values()))})
+    tests = []
+
+    def add(what: str, number: Callable[[SeedRow], float | None], percent: bool = False) -> None:
+        sides = [{row.seed: number(row) for row in summary.rows} for summary in (first, second)]
+        pairs = {
+            seed: (one, other)
+            for seed in a
+            if (one := sides[0][seed]) is not None and (other := sides[1][seed]) is not None
+        }
+        if pairs:
+            tests.append(_test(what, pairs, percent, level, "two_sided", flip=False))
+
+    for info in first.metrics:
+
+        def distance(row: SeedRow, name: str = info.name) -> float | None:
+            return abs(row.relative[name].value - 1) if name in row.relative else None
+
+        add(f"how far R is from 1, {info.name}", distance)
+    add("what the worst retained book lost", lambda row: row.worst_retained, True)
+    add("size of λ", lambda row: None if row.scale is None else abs(row.scale))
+    return MethodComparison(names, first, second, _corrected(tests), level)
+
+
+def _choices(reports: Mapping[int, UnlearningReport]) -> dict[int, Choice]:
+    if not reports:
+        raise BadValueError("no reports: a summary over seeds needs at least one")
+    choices = {}
+    for seed, report in reports.items():
+        if report.choice is None:
+            raise BadValueError(f"the report of seed {seed} has no book to forget, so nothing in it was judged")
+        choices[seed] = report.choice
+    models: dict[str, int] = {}
+    for seed, report in reports.items():
+        if (other := models.setdefault(report.model, seed)) != seed:
+            raise MismatchError(
+                f"the reports of seeds {other} and {seed} are of one model, so they are one experiment and not two. "
+                "Give one report for each seed; two methods on one seed are a pair for compare_methods"
+            )
+    _check_alike({f"seed {seed}": report for seed, report in reports.items()})
+    return choices
+
+
+def _check_alike(reports: Mapping[str, UnlearningReport]) -> None:
+    (first, base), *rest = reports.items()
+    for name, report in rest:
+        if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
+            raise MismatchError(
+                f"{first} was measured under protocol {base.protocol.id}, {name} under {report.protocol.id}: "
+                "their scores are not comparable. Run all under one protocol"
+            )
+        assert base.choice is not None and report.choice is not None
+        if report.choice.criteria != base.choice.criteria:
+            raise MismatchError(
+                f"{first} was judged by {base.choice.criteria}, {name} by {report.choice.criteria}: judge all alike, "
+                "by report.rechoose(criteria)"
+            )
+
+
+def _row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
+    relative: dict[str, Interval] = {}
+    retained: dict[str, float] = {}
+    apart: list[float] = []
+    verdict = choice.verdict
+    if verdict is not None:
+        for found in verdict.metrics:
+            old = relative.get(found.metric)
+            if found.relative is not None and (old is None or abs(found.relative.value - 1) > abs(old.value - 1)):
+                relative[found.metric] = found.relative
+        for loss in verdict.retained:
+            retained[loss.metric] = max(retained.get(loss.metric, loss.lost.value), loss.lost.value)
+        apart = [member.difference.value for member in verdict.membership]
+    return SeedRow(
+        seed=seed,
+        scale=choice.judged,
+        chosen=choice.scale is not None,
+        outcome="cannot_tell" if verdict is None else verdict.outcome,
+        passed=choice.scale is not None and verdict is not None and verdict.passed,
+        relative=relative,
+        membership=max(apart, key=abs, default=None),
+        retained=retained,
+        lost=_lost(report, choice),
+    )
+
+
+def _lost(report: UnlearningReport, choice: Choice) -> dict[tuple[Role, Role], tuple[float, float]]:
+    """What the books of two roles lost, each role's books averaged."""
+    roles = {book.name: book.role for book in report.books}
+    found = {}
+    for pair in PAIRS:
+        tests = [test for test in choice.tests if (roles.get(test.first), roles.get(test.second)) == pair]
+        if tests:
+            sides = ([test.first_loss for test in tests], [test.second_loss for test in tests])
+            found[pair] = (sum(sides[0]) / len(tests), sum(sides[1]) / len(tests))
+    return found
+
+
+def _test(
+    what: str, pairs: Mapping[int, tuple[float, float]], percent: bool, level: float, side: Side, flip: bool
+) -> SeedTest:
+    differences = [first - second for first, second in pairs.values()]
+    p_values = {"sign test": sign_test(differences, side)}
+    if flip:
+        p_values["sign-flip test"] = sign_flip_test(differences, side)
+    first, second = ({seed: pair[place] for seed, pair in pairs.items()} for place in (0, 1))
+    return SeedTest(what, first, second, mean_over_seeds(differences, level), p_values, {}, percent)
+
+
+def _corrected(tests: list[SeedTest]) -> tuple[SeedTest, ...]:
+    """The tests with the p-values after Holm's correction over all of them."""
+    together = {f"{place}/{name}": p for place, test in enumerate(tests) for name, p in test.p_values.items()}
+    adjusted = holm(together)
+    return tuple(
+        replace(test, adjusted={name: adjusted[f"{place}/{name}"] for name in test.p_values})
+        for place, test in enumerate(tests)
+    )
+
+
+def _names(metrics: tuple[MetricInfo, ...]) -> list[str]:
+    return [info.name for info in metrics]
+
+
+def count_seeds(count: int) -> str:
+    """How many, in words.
+
+    >>> count_seeds(1), count_seeds(5)
+    ('1 seed', '5 seeds')
+    """
+    return "1 seed" if count == 1 else f"{count} seeds"

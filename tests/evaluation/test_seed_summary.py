@@ -1,0 +1,177 @@
+"""Several seeds together: each counts once, two methods on one seed are a pair, and few seeds promise little."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.made_reports import made_report
+
+from hf_taskvec.errors import BadValueError, MismatchError
+from hf_taskvec.evaluation import Criteria, UnlearningReport, compare_methods, compare_seeds, protocols
+from hf_taskvec.evaluation.scoring.metrics import PRIMARY
+from hf_taskvec.evaluation.scoring.scale_choice import Choice
+
+ROUGE = [0.9, 1.0, 1.1, 0.95, 1.05]
+
+
+def five(**more: float) -> dict[int, UnlearningReport]:
+    """Five seeds that pass, and whose forgotten book loses most."""
+    return {
+        20 + i: made_report(20 + i, relative={**dict.fromkeys(PRIMARY, 1.0), "rouge_l": r}, **more)
+        for i, r in enumerate(ROUGE)
+    }
+
+
+def changed(report: UnlearningReport, **choice: object) -> UnlearningReport:
+    assert isinstance(report.choice, Choice)
+    return dataclasses.replace(report, choice=dataclasses.replace(report.choice, **choice))
+
+
+def test_every_seed_counts_once() -> None:
+    found = compare_seeds(five())
+    assert [row.seed for row in found.rows] == [20, 21, 22, 23, 24] and found.passed == 5
+    assert found.outcomes == {"as_if_never_seen": 5, "still_known": 0, "over_forgotten": 0, "cannot_tell": 0}
+    mean = found.relative["rouge_l"]
+    assert mean.value == pytest.approx(np.mean(ROUGE)) and mean.seeds == 5
+    reach = 2.776445 * np.std(ROUGE, ddof=1) / np.sqrt(5)
+    assert mean.interval is not None and mean.interval.high - mean.value == pytest.approx(reach)
+    assert found.retained["loss"].value == pytest.approx(0.03) and found.membership.value == 0
+    # However many passages and however small their p-values: five seeds that agree are 1/32, and four tests 1/8.
+    assert [test.p_values for test in found.tests] == [{"sign test": 1 / 32, "sign-flip test": 1 / 32}] * 2
+    assert [test.adjusted for test in found.tests] == [{"sign test": 1 / 8, "sign-flip test": 1 / 8}] * 2
+    assert [test.difference.value for test in found.tests] == pytest.approx([0.25, 0.15])
+    assert [test.larger for test in found.tests] == [5, 5]
+
+
+def test_outcomes_are_counted_apart_and_the_nearest_scale_is_no_pass() -> None:
+    reports = {
+        0: made_report(0),
+        1: made_report(1, relative=0.3),
+        2: made_report(2, relative=1.6),
+        3: made_report(3, relative={**dict.fromkeys(PRIMARY, 1.0), "extraction_strength": None}),
+        4: made_report(4, scale=None, nearest=-0.6),
+        5: made_report(5, retained=0.3),
+        6: changed(made_report(6, scale=None), verdict=None, tests=()),
+    }
+    found = compare_seeds(reports)
+    assert found.outcomes == {"as_if_never_seen": 3, "still_known": 1, "over_forgotten": 1, "cannot_tell": 2}
+    assert [row.seed for row in found.rows if row.passed] == [0] and found.passed == 1
+    assert [(row.scale, row.chosen) for row in found.rows[3:5]] == [(-0.4, True), (-0.6, False)]
+    assert found.relative["extraction_strength"].seeds == 5 and found.relative["loss"].seeds == 6
+    assert found.rows[6].scale is None and found.rows[6].relative == {}
+    assert found.tests[0].first.keys() == {0, 1, 2, 3, 4, 5}
+    text = found.to_markdown()
+    assert "1 of 7 seeds passes (the verdicts: 3 as if never seen, 1 still known, 1 forgotten beyond never seen" in text
+    assert "| −0.6 (nearest) |" in text and "(5 seeds)" in text and "| 6 | – | – |" in text
+
+
+def test_a_seed_against_the_others_moves_both_tests() -> None:
+    reports = five()
+    reports[24] = made_report(24, lost=(0.3, 0.2, 0.4))
+    forget, aligned = compare_seeds(reports).tests
+    assert forget.larger == 4 and forget.p_values["sign test"] == 6 / 32
+    # −0.1 beside four times +0.25: as large a sum has only the pattern without a minus, and the observed one.
+    assert forget.p_values["sign-flip test"] == 2 / 32
+    # −0.2 beside four times +0.15: a minus at any one of the others instead gives no less.
+    assert aligned.p_values == {"sign test": 6 / 32, "sign-flip test": 6 / 32}
+    assert forget.adjusted == {"sign test": 3 * 6 / 32, "sign-flip test": 4 * 2 / 32}
+    assert aligned.adjusted == {"sign test": 3 * 6 / 32, "sign-flip test": 3 * 6 / 32}
+
+
+def test_the_note_says_what_so_few_seeds_can_show() -> None:
+    text = compare_seeds(five()).to_markdown()
+    assert "With 5 seeds the smallest p-value there can be is 1/32 = 0.0312, and 0.125 after the correction" in text
+    assert "it would take 7 seeds that all agree to go below 0.05 there" in text
+    assert "Holm's correction over the 4 tests" in text and "exact and one-sided" in text
+    assert "| 25.0 % |" not in text and "+25.0 %" in text and "0.031 (0.125)" in text
+    seven = compare_seeds({seed: made_report(seed) for seed in range(7)})
+    assert "it would take" not in seven.to_markdown()
+    assert max(p for test in seven.tests for p in test.adjusted.values()) == 4 / 128
+
+
+def test_one_seed_is_shown_and_promises_nothing() -> None:
+    found = compare_seeds({3: made_report(3)})
+    assert found.relative["rouge_l"].interval is None
+    assert [test.adjusted["sign test"] for test in found.tests] == [1.0, 1.0]
+    assert "1 of 1 seed passes" in found.to_markdown()
+
+
+def test_the_book_that_is_farthest_off_stands_for_several() -> None:
+    report = made_report(0)
+    verdict = report.choice.verdict
+    other = [dataclasses.replace(m, book="hare", relative=None) for m in verdict.metrics]
+    other[0] = dataclasses.replace(other[0], relative=dataclasses.replace(verdict.metrics[0].relative, value=0.5))
+    member = dataclasses.replace(verdict.membership[0], book="hare")
+    member = dataclasses.replace(member, difference=dataclasses.replace(member.difference, value=-0.3))
+    losses = (*verdict.retained, *(dataclasses.replace(loss, book="tin") for loss in verdict.retained))
+    losses = (*losses[:-1], dataclasses.replace(losses[-1], lost=dataclasses.replace(losses[-1].lost, value=0.2)))
+    verdict = dataclasses.replace(
+        verdict, metrics=(*verdict.metrics, *other), membership=(*verdict.membership, member), retained=losses
+    )
+    (row,) = compare_seeds({0: changed(report, verdict=verdict)}).rows
+    assert row.relative["rouge_l"].value == 0.5 and row.relative["loss"].value == 1.0
+    assert row.membership == -0.3 and row.worst_retained == 0.2
+    assert row.retained == {**dict.fromkeys(PRIMARY, 0.03), losses[-1].metric: 0.2}
+
+
+def test_methods_are_compared_in_pairs() -> None:
+    full, lora = five(), five(retained=0.05)
+    lora = {seed: changed(report, scale=-0.2 - seed / 100) for seed, report in lora.items()}
+    lora[20] = changed(lora[20], scale=-0.6)
+    found = compare_methods(full, lora, names=("full", "LoRA"))
+    by = {test.what: test for test in found.tests}
+    assert len(by) == 6
+    rouge = by["how far R is from 1, rouge_l"]
+    assert rouge.first == pytest.approx({20: 0.1, 21: 0.0, 22: 0.1, 23: 0.05, 24: 0.05})
+    assert rouge.p_values == {"sign test": 1.0} and rouge.difference.value == 0
+    retained = by["what the worst retained book lost"]
+    assert retained.difference.value == pytest.approx(-0.02) and retained.larger == 0
+    assert retained.p_values == {"sign test": 2 / 32} and retained.adjusted == {"sign test": 6 * 2 / 32}
+    scale = by["size of λ"]
+    assert scale.second == pytest.approx({20: 0.6, 21: 0.41, 22: 0.42, 23: 0.43, 24: 0.44})
+    text = found.to_markdown()
+    assert "full: 5 of 5 seeds pass" in text and "LoRA: 5 of 5 seeds pass" in text
+    assert "| compared | full | LoRA | difference | full is larger in | p, sign test |" in text
+    assert "the smallest p-value there can be is 1/16 = 0.0625, and 0.375 after the correction" in text
+    assert "| what the worst retained book lost | 3.0 % | 5.0 % | −2.0" in text
+
+
+def test_a_swapped_comparison_is_the_same_with_other_signs() -> None:
+    full, lora = five(), five(retained=0.06)
+    one, other = compare_methods(full, lora), compare_methods(lora, full)
+    for test, swapped in zip(one.tests, other.tests, strict=True):
+        assert test.p_values == swapped.p_values and test.adjusted == swapped.adjusted
+        assert test.difference.value == -swapped.difference.value
+
+
+def test_what_is_no_pair_or_not_alike_is_refused() -> None:
+    reports = five()
+    with pytest.raises(BadValueError, match="no reports"):
+        compare_seeds({})
+    with pytest.raises(BadValueError, match="seed 20 has no book to forget"):
+        compare_seeds({20: dataclasses.replace(reports[20], choice=None)})
+    with pytest.raises(MismatchError, match="seeds 20 and 25 are of one model, so they are one experiment"):
+        compare_seeds({**reports, 25: reports[20]})
+    with pytest.raises(MismatchError, match=r"seed 21 by Criteria.*judge all alike, by report\.rechoose"):
+        compare_seeds({20: reports[20], 21: made_report(21, criteria=Criteria(retain_bound=0.3))})
+    other = dataclasses.replace(reports[21], protocol=protocols.get(samples=7))
+    with pytest.raises(MismatchError, match="seed 20 was measured under protocol"):
+        compare_seeds({20: reports[20], 21: other})
+    with pytest.raises(MismatchError, match="the seeds 23, 24 are only of one method"):
+        compare_methods(reports, {seed: reports[seed] for seed in (20, 21, 22)})
+    with pytest.raises(MismatchError, match="two reports of seed 20 are of different books"):
+        compare_methods({20: reports[20]}, {20: reports[21]})
+    with pytest.raises(MismatchError, match="full was judged by"):
+        strict = {20: made_report(20, criteria=Criteria(retain_bound=0.3))}
+        compare_methods({20: reports[20]}, strict, names=("full", "LoRA"))
+
+
+def test_names_from_a_strange_report_cannot_break_the_table() -> None:
+    name = "a|b\n# head"
+    report = made_report(0, relative={name: 1.0}, retained={name: 0.1}, criteria=Criteria(metrics=(name,)))
+    report = dataclasses.replace(report, metrics=(dataclasses.replace(report.metrics[0], name=name),))
+    text = compare_seeds({0: report}).to_markdown() + compare_methods({0: report}, {0: report}).to_markdown()
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert "\n# head" not in text and len({line.replace("\\|", "").count("|") for line in table[:4]}) == 1
