@@ -206,20 +206,23 @@ def prompt_findings(
     seed: int,
 ) -> list[Finding]:
     """Other ways to ask for the same passages."""
-    from hf_taskvec.auditing.attacks.prompting import PROMPT_WORDS, prompt_variants
+    from hf_taskvec.auditing.attacks.prompting import PROMPT_WORDS, PromptKind, prompt_variants
 
-    variants: dict[str, list[Passage]] = {}
+    variants: dict[PromptKind, list[Passage]] = {}
     for book in books:
         if book.role == "forget":
             own = [p for p in passages if p.book == book.name]
-            made = prompt_variants(own, book, tokenizer=asking.tokenizer, config=subjects.untouched.config, seed=seed)
-            for name, each in made.items():
-                variants.setdefault(name, []).extend(each)
+            config = subjects.untouched.config
+            made = prompt_variants(own, book, asking.protocol, asking.tokenizer, config, seed=seed)
+            for kind, each in made.items():
+                variants.setdefault(kind, []).extend(each.passages)
     found = []
     for variant, asked in variants.items():
         name = f"prompt-{variant}"
         if not asked:
-            not_tried[name] = "no passage fits into the model's context in this way"
+            not_tried[name] = (
+                "no passage fits into the model's context in this way, or its answer would be in the prompt"
+            )
             continue
         values = {which: asking.values(model, asked, f"{name}, {which}") for which, model in subjects.by_name.items()}
         point = judging.point(0, asked, values)
