@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hf_taskvec.evaluation import Criteria, UnlearningReport, compare_methods, c
 from hf_taskvec.evaluation.scoring.metrics import PRIMARY
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 
+BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "seeds_unlearn.py"
 ROUGE = [0.9, 1.0, 1.1, 0.95, 1.05]
 
 
@@ -175,3 +179,23 @@ def test_names_from_a_strange_report_cannot_break_the_table() -> None:
     text = compare_seeds({0: report}).to_markdown() + compare_methods({0: report}, {0: report}).to_markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert "\n# head" not in text and len({line.replace("\\|", "").count("|") for line in table[:4]}) == 1
+
+
+def test_the_benchmark_shows_the_runs_that_are_finished(tmp_path: Path) -> None:
+    for seed in (20, 21):
+        made_report(seed).save(tmp_path / f"full-seed-{seed}", plots=False)
+    made_report(20, scale=None, nearest=-0.6).save(tmp_path / "lora-seed-20", plots=False)
+    made_report(20, relative=0.3).save(tmp_path / "rank-4", plots=False)
+
+    def shown(*flags: str) -> str:
+        command = [sys.executable, str(BENCHMARK), "--only-table", "--output", str(tmp_path), *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    text = shown()
+    assert "| full, seed 21 | −0.4 | 0.800 → 0.200 (0.200) | 1.00 [0.95, 1.05] |" in text
+    assert "| 0.52 (0.52), +0 | 3 %, 3 %, 3 %, 3 % | as if never seen | kept |" in text
+    assert "2 of 2 seeds pass" in text and "0 of 1 seed pass" in text
+    assert "### full and lora in pairs" in text and "With 1 seed the smallest p-value" in text
+    vectors = shown("--corollaries")
+    assert "forget, at λ = −0.4" in vectors and "| rank 4 | 0.800 → 0.400 |" in vectors and "still known |" in vectors
+    assert shown("--seeds", "99").strip() == "No run is finished."

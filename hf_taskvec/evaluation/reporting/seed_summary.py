@@ -22,7 +22,7 @@ from hf_taskvec.evaluation.scoring.seed_tests import (
     sign_test,
 )
 from hf_taskvec.evaluation.scoring.statistics import Interval
-from hf_taskvec.evaluation.scoring.verdict import Overall
+from hf_taskvec.evaluation.scoring.verdict import Overall, Verdict
 from hf_taskvec.evaluation.texts.books import Role
 
 _ROLES: dict[Role, str] = {"forget": "forgotten", "aligned": "aligned", "retain": "retained"}
@@ -302,6 +302,24 @@ def compare_methods(
     return MethodComparison(names, first, second, _corrected(tests), level)
 
 
+def relative_by_metric(verdict: Verdict) -> dict[str, Interval]:
+    """R by each metric, of the book where it is farthest from 1; without metrics by which no book was known.
+
+    Args:
+        verdict (`Verdict`):
+            On one λ, or on one attack.
+
+    Returns:
+        `dict[str, Interval]`: R with its interval over passages.
+    """
+    relative: dict[str, Interval] = {}
+    for found in verdict.metrics:
+        old = relative.get(found.metric)
+        if found.relative is not None and (old is None or abs(found.relative.value - 1) > abs(old.value - 1)):
+            relative[found.metric] = found.relative
+    return relative
+
+
 def _choices(reports: Mapping[int, UnlearningReport]) -> dict[int, Choice]:
     if not reports:
         raise BadValueError("no reports: a summary over seeds needs at least one")
@@ -338,15 +356,10 @@ def _check_alike(reports: Mapping[str, UnlearningReport]) -> None:
 
 
 def _row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
-    relative: dict[str, Interval] = {}
     retained: dict[str, float] = {}
     apart: list[float] = []
     verdict = choice.verdict
     if verdict is not None:
-        for found in verdict.metrics:
-            old = relative.get(found.metric)
-            if found.relative is not None and (old is None or abs(found.relative.value - 1) > abs(old.value - 1)):
-                relative[found.metric] = found.relative
         for loss in verdict.retained:
             retained[loss.metric] = max(retained.get(loss.metric, loss.lost.value), loss.lost.value)
         apart = [member.difference.value for member in verdict.membership]
@@ -356,7 +369,7 @@ def _row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
         chosen=choice.scale is not None,
         outcome="cannot_tell" if verdict is None else verdict.outcome,
         passed=choice.scale is not None and verdict is not None and verdict.passed,
-        relative=relative,
+        relative={} if verdict is None else relative_by_metric(verdict),
         membership=max(apart, key=abs, default=None),
         retained=retained,
         lost=_lost(report, choice),
