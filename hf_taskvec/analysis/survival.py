@@ -50,7 +50,7 @@ class WeightSurvival:
             How many of the edited weights have the same code as without the edit.
         bin_ratio (`float`, *optional*):
             The median over the edited weights of `|change| / width of the weight's bin`, right to 1.6 %; None without
-            edited weights. Of a change that is much smaller than a bin, about this share is left.
+            edited weights. A weight that lies anywhere in its bin leaves it with about this probability.
 
     """
 
@@ -204,13 +204,13 @@ def survival_by_scale(
         _Matrix(name, model.tensors[name], name in model.layout.conv1d, tuple(e.terms_of(name) for e in edits), scheme)
         for name in names
     ]
+    found = [_Tallies() for _ in scales]
     with workers() as run:
-        tallies = list(progress_bar(run(_tally, tasks), "Codes", progress, total=len(tasks)))
+        for name, tallies in zip(names, progress_bar(run(_tally, tasks), "Codes", progress, len(tasks)), strict=True):
+            for each, tally in zip(found, tallies, strict=True):
+                each.add(name, tally)
     others = {name: why_not_quantised(model, name) for name in model.tensors if name not in counted}
-    return [
-        _survival(scheme, scale, {name: tally[number] for name, tally in zip(names, tallies, strict=True)}, others)
-        for number, scale in enumerate(scales)
-    ]
+    return [each.result(scheme, scale, others) for each, scale in zip(found, scales, strict=True)]
 
 
 def survival(
@@ -261,19 +261,22 @@ class _Tally:
         return WeightSurvival(self.weights, self.edited, self.recoded, self.undone, _median(self.ratios))
 
 
-def _survival(scheme: Scheme, scale: float, tallies: Mapping[str, _Tally], others: Mapping[str, str]) -> Survival:
-    total, layers = _Tally(), dict[int | None, _Tally]()
-    for name, tally in tallies.items():
-        total.add(tally)
-        layers.setdefault(layer_of(name), _Tally()).add(tally)
-    return Survival(
-        scheme,
-        float(scale),
-        total.result(),
-        {layer: each.result() for layer, each in layers.items()},
-        {name: each.result() for name, each in tallies.items()},
-        others,
-    )
+class _Tallies:
+    """The tallies at one λ: added up over all and over each layer as they come, and not kept."""
+
+    def __init__(self) -> None:
+        self.total = _Tally()
+        self.by_layer: dict[int | None, _Tally] = {}
+        self.by_weight: dict[str, WeightSurvival] = {}
+
+    def add(self, name: str, tally: _Tally) -> None:
+        self.total.add(tally)
+        self.by_layer.setdefault(layer_of(name), _Tally()).add(tally)
+        self.by_weight[name] = tally.result()
+
+    def result(self, scheme: Scheme, scale: float, not_counted: Mapping[str, str]) -> Survival:
+        layers = {layer: each.result() for layer, each in self.by_layer.items()}
+        return Survival(scheme, float(scale), self.total.result(), layers, self.by_weight, not_counted)
 
 
 def _tally(matrix: _Matrix) -> list[_Tally]:
@@ -334,20 +337,25 @@ def _count(blocks: torch.Tensor, scheme: Scheme, tallies: Sequence[_Tally]) -> N
         return
     base, *edits = blocks
     before = quantise(base, scheme)
-    widths, weights = before.bin_widths(), base.float()
+    weights = base.float()
+    widths = before.bin_widths().clamp(min=1e-38)  # in a block of zeros every change is far beyond its bin
     for edit, tally in zip(edits, tallies, strict=True):
         edited, recoded = edit != base, quantise(edit, scheme).codes != before.codes
-        tally.edited += int(edited.sum())
-        tally.recoded += int(recoded.sum())
-        tally.undone += int((edited & ~recoded).sum())
-        ratios = (edit.float() - weights).abs_().div_(widths)[edited & (widths > 0)]
-        found = _histogram(ratios)
-        tally.ratios = found if tally.ratios is None else tally.ratios.add_(found)
+        count = int(edited.count_nonzero())
+        tally.edited += count
+        tally.recoded += int(recoded.count_nonzero())
+        tally.undone += int(torch.gt(edited, recoded).count_nonzero())
+        ratios = _histogram((edit.float() - weights).abs_().div_(widths).view(-1))
+        ratios[0] -= base.numel() - count  # those that were not edited
+        tally.ratios = ratios if tally.ratios is None else tally.ratios.add_(ratios)
 
 
 def _histogram(ratios: torch.Tensor) -> torch.Tensor:
-    """How many ratios are in each bin: the first bits of an fp32 number tell its power of 2 and its part of that."""
-    bins = ratios.contiguous().view(torch.int32).bitwise_right_shift(23 - (_PER_OCTAVE.bit_length() - 1))
+    """How many ratios are in each bin: the first bits of an fp32 number tell its power of 2 and its part of that.
+
+    Writes over them. 0 is in the first bin.
+    """
+    bins = ratios.view(torch.int32).bitwise_right_shift_(23 - (_PER_OCTAVE.bit_length() - 1))
     bins = bins.sub_((127 + _LOWEST) * _PER_OCTAVE).clamp_(0, _OCTAVES * _PER_OCTAVE - 1)
     return torch.bincount(bins, minlength=_OCTAVES * _PER_OCTAVE)
 
