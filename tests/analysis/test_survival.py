@@ -172,3 +172,16 @@ def test_what_cannot_be_told_is_refused(models: TinyModels, tmp_path: Path) -> N
     double = tiny_models.make("llama", torch.float64)
     with pytest.raises(UnsupportedError, match=r"is stored as torch\.float64"):
         vector.survival(double)
+
+
+def test_a_low_rank_edit_is_rounded_as_apply_rounds_it(models: TinyModels, tmp_path: Path) -> None:
+    """In more than one tile: the bits of a product hang on the number of rows."""
+    pytest.importorskip("bitsandbytes")
+    pair = models.pair("llama", torch.bfloat16, hidden_size=1024, intermediate_size=1100, num_hidden_layers=1)
+    name = "model.layers.0.mlp.up_proj.weight"
+    vector = TaskVector.from_tensors({name: (torch.randn(1100, 4) * 0.02, torch.randn(4, 1024) * 0.02)})
+    found = vector.survival(pair.base, scale=-0.7).by_weight[name]
+    out = vector.apply(pair.base, tmp_path / "out", scale=-0.7)
+    old, new = (load_file(folder / "model.safetensors")[name] for folder in (pair.base, out))
+    recoded = codes(old, "nf4") != codes(new, "nf4")
+    assert (found.edited, found.recoded) == ((old != new).sum(), recoded.sum()) and found.recoded > 0
