@@ -22,7 +22,7 @@ from pathlib import Path
 from hf_taskvec.auditing import AuditReport
 from hf_taskvec.evaluation import UnlearningReport, Verdict, compare_methods, compare_seeds
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
-from hf_taskvec.evaluation.reporting.seed_summary import relative_by_metric
+from hf_taskvec.evaluation.reporting.seed_summary import count_seeds, relative_by_metric
 from hf_taskvec.evaluation.reporting.verdict_tables import OVERALL, markdown_table
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.seed_tests import mean_over_seeds
@@ -153,12 +153,13 @@ def audit_table(audits: Mapping[int, AuditReport]) -> str:
         outcomes = Counter(verdict.outcome for verdict in found)
         told = ", ".join(f"{outcomes[outcome]} {words}" for outcome, words in OVERALL.items() if outcomes[outcome])
         relative = [relative_by_metric(verdict) for verdict in found]
-        means = [mean_cell([each[metric].value for each in relative if metric in each]) for metric in metrics]
+        known = [[each[metric].value for each in relative if metric in each] for metric in metrics]
+        means = [mean_cell(values, len(found)) for values in known]
         rows.append([attack, str(len(found)), told, *means])
     table = markdown_table(["attack", "seeds", "verdicts", *(f"R, {metric}" for metric in metrics)], rows)
     note = "R is between the attacked untouched model (0) and the attacked reference (1); means with t intervals."
     depths = [a.inside.depth.value for a in audits.values() if a.inside is not None and a.inside.depth is not None]
-    return f"{table}\n\n{note}" + (f" Unlearning depth: {mean_cell(depths)}." if depths else "")
+    return f"{table}\n\n{note}" + (f" Unlearning depth: {mean_cell(depths, len(audits))}." if depths else "")
 
 
 def corollary_runs(options: argparse.Namespace, more: list[str]) -> dict[str, UnlearningReport]:
@@ -219,11 +220,13 @@ def membership_cell(member: MembershipVerdict) -> str:
     return f"{member.auc.value:.2f} ({level:.2f}), {told}"
 
 
-def mean_cell(values: list[float]) -> str:
+def mean_cell(values: list[float], seeds: int) -> str:
+    """The mean with its interval, and of how many seeds if some have no value."""
     if not values:
         return "–"
     found = mean_over_seeds(values)
-    return format_number(found.value, 2) if found.interval is None else format_interval(found.interval, 2)
+    text = format_number(found.value, 2) if found.interval is None else format_interval(found.interval, 2)
+    return text if len(values) == seeds else f"{text} ({count_seeds(len(values))})"
 
 
 if __name__ == "__main__":
