@@ -4,6 +4,7 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers 
 """
 
 import io
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -104,7 +105,9 @@ def render(pages: "Mapping[str, Figure] | Mapping[str, Callable[[], Figure]]") -
     """
     files = {}
     # The renderers are called directly: no window system is needed, and no state of pyplot is touched.
-    with styled():
+    with styled(), warnings.catch_warnings():
+        # What a model wrote may hold any character; a box stands for one that the font lacks.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         for name, page in pages.items():
             figure = page() if callable(page) else page
             for kind, metadata in _FORMATS.items():

@@ -60,3 +60,13 @@ def test_what_to_install_is_said_where_matplotlib_is_missing(monkeypatch: pytest
     for use in (styled()(line), lambda: render({"line": line}), lambda: save_figure(line, tmp_path / "line.png")):
         with pytest.raises(UnsupportedError, match=r"pip install 'hf-taskvec\[plots\]'"):
             use()
+
+
+def test_a_character_that_the_font_lacks_is_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    def texts() -> Figure:
+        figure = Figure(figsize=(2, 2))
+        figure.text(0, 0, "\N{NKO LETTER RRA}\N{BRAILLE PATTERN DOTS-2348}")  # what an untrained model may write
+        return figure
+
+    assert render({"texts": texts})["texts.png"].startswith(b"\x89PNG")
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
