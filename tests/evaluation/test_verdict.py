@@ -189,6 +189,14 @@ def test_where_none_qualifies_the_nearest_is_named_with_its_cost_and_what_to_try
     assert "Try a larger |λ| than 0.5" in gentle.reason
 
 
+def test_a_metric_that_shows_no_gap_on_the_choosing_half_is_named():
+    one = {**NEVER, "rouge_l": KNOWN["rouge_l"]}
+    halves = half({-1.0: edited(1.0)}, never=one), half({-1.0: edited(1.0)}, seed=100)
+    found = choose([0.0, -1.0], *halves, Criteria(), METRICS, never_seen=REFERENCE, draws=DRAWS)
+    assert found.scale is None and "By rouge_l the half that chooses does not show" in found.reason
+    assert "larger |λ|" not in found.reason
+
+
 def test_certain_wants_whole_intervals_on_the_choosing_half():
     at = {-0.5: edited(0.8001), -1.0: edited(1.0)}
     halves = [half(at, seed=s) for s in (0, 100)]

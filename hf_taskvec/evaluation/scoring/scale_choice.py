@@ -256,6 +256,12 @@ def _losses(verdict: Verdict, criteria: Criteria) -> str:
 
 def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Criteria) -> str:
     """What to try next."""
+    unknown = [name for name in criteria.judged if name not in nearest.relative]
+    if criteria.rule == "relative" and unknown:
+        return (
+            f"By {', '.join(unknown)} the half that chooses does not show that the model knew the book: ask more "
+            "passages, or judge by other metrics"
+        )
     cheap = [c for c in candidates if c.worst_retain <= criteria.retain_bound]
     last = max(candidates, key=lambda c: abs(c.scale))
     if not any(c.forgets for c in candidates) and last in cheap:

@@ -288,7 +288,7 @@ def _needed(found: RelativeForgetting, outcome: Outcome, criteria: Criteria) -> 
         room = min(abs(value - criteria.low), abs(value - criteria.high))
     if room <= 0 or half_width / room > 30:  # a thousand times as many would be no advice
         return None
-    return math.ceil(found.passages * (half_width / room) ** 2)
+    return max(found.passages + 1, math.ceil(found.passages * (half_width / room) ** 2))
 
 
 def _memberships(scale: float, half: Half, criteria: Criteria, draws: Draws) -> Iterator[MembershipVerdict]:
