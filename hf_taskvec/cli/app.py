@@ -13,6 +13,7 @@ from hf_taskvec.cli.adapter import adapter_command
 from hf_taskvec.cli.apply import apply_command
 from hf_taskvec.cli.arguments import protect_expression
 from hf_taskvec.cli.card import card_command
+from hf_taskvec.cli.choose import choose_command
 from hf_taskvec.cli.combine import combine_command
 from hf_taskvec.cli.command_record import running, tokens_in
 from hf_taskvec.cli.compare import compare_command
@@ -50,6 +51,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "adapter": adapter_command,
         "eval": evaluate_command,
         "sweep": sweep_command,
+        "choose": choose_command,
         "survival": survival_command,
     },
     "Sharing": {

@@ -25,6 +25,9 @@ _CALLS = (
     (r"\bprotocols\.get\([^=()]*, (prompt_length=\.\.\.(?:, answer_length=\.\.\.)?)\)", r"--set \1"),
     (r"\bload_book\(\.\.\., name=\.\.\.\)", "give the files different names"),
     (r"\bload_book\(\.\.\., encoding=[^)]*\)", "save it as UTF-8"),
+    (r"\bload the book with held_out=0\b", "pass --all-seen"),
+    (r"\baccept a retain_bound of ([\d.]+)", r"accept --retain-bound \1"),
+    (r"\bCriteria\(metrics=\('(\w+)',\)\)", r"--metric \1"),
     (r"\bsweep\(model, vector, \.\.\.\)", "`taskvec sweep`"),
     (r"\bcompress\(\)", "`taskvec compress`"),
     (r"\bapply\(\)", "`taskvec apply`"),
@@ -37,9 +40,15 @@ _ELSEWHERE = {
     "vocabulary": "taskvec extract --vocabulary",
     "reference": "taskvec extract --reference",
     "scale": "taskvec apply --scale",
+    "likelihood": "Python's sweep(..., likelihood=True)",
     "verify": "Python's TaskVector.load(..., verify=False)",
 }
-_RENAMED = {"base_model_name_or_path": "base_name", "commit_message": "message", "datasets": "dataset"}
+_RENAMED = {
+    "base_model_name_or_path": "base_name",
+    "commit_message": "message",
+    "datasets": "dataset",
+    "metrics": "metric",
+}
 # Words of the notation and of protocols, which are typed as they are.
 _TYPED = ("samples", "prompt_length", "answer_length", "temperature", "top_p", "fraction", "include", "exclude", "by")
 

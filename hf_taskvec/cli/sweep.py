@@ -1,6 +1,7 @@
 """`taskvec sweep`: a model with a vector at many λ."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,22 +16,51 @@ from hf_taskvec.cli.arguments import (
     load_vector,
     parse_scales,
 )
+from hf_taskvec.cli.criteria_options import (
+    CertainOption,
+    HighOption,
+    LowOption,
+    MarginOption,
+    MembershipOption,
+    MetricOption,
+    RetainBoundOption,
+    RuleOption,
+    chosen_criteria,
+)
 from hf_taskvec.cli.evaluation_options import (
     AlignedOption,
+    AllSeenOption,
     BatchSizeOption,
     BlockWordsOption,
     ForgetOption,
+    HeldOutOption,
     ModelDtypeOption,
     ProtocolFieldsOption,
     ProtocolOption,
     RetainOption,
     SeedOption,
+    UnseenOption,
     chosen_protocol,
     evaluation_dry_run,
+    held_out_share,
     load_books,
     load_model,
-    show_report,
+    load_reference,
 )
+from hf_taskvec.cli.report_answer import show_report
+
+if TYPE_CHECKING:
+    from hf_taskvec.algebra.task_vector import TaskVector
+
+#: what is typed for the vector's own base
+OWN_BASE = "base"
+
+
+def own_base(where: str, vector: "TaskVector") -> str:
+    """Where the base of a vector lies: on the Hub, here, or beside the vector's own folder."""
+    from hf_taskvec.models.recorded_base import find_base
+
+    return find_base(vector.provenance, (Path(), Path(where).parent))
 
 
 def sweep_command(
@@ -40,13 +70,23 @@ def sweep_command(
     forget: ForgetOption = None,
     retain: RetainOption = None,
     aligned: AlignedOption = None,
-    scales: Annotated[str, typer.Option(help="λ: a list, or start:stop:step.")] = "0:-1:-0.2",
-    attach: Annotated[
-        bool, typer.Option("--attach", help="Low-rank vectors: beside the weights, all λ in one batch.")
-    ] = False,
+    unseen: UnseenOption = None,
     reference: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model that never saw the books to forget.")
+        str | None,
+        typer.Option(metavar="MODEL", help="That never saw the books: `base` is the vector's own."),
     ] = None,
+    all_seen: AllSeenOption = False,
+    held_out: HeldOutOption = None,
+    scales: Annotated[str, typer.Option(help="λ: a list, or start:stop:step.")] = "0:-1:-0.2",
+    attach: Annotated[bool, typer.Option("--attach", help="Low rank: beside the weights, all λ in one batch.")] = False,
+    metric: MetricOption = None,
+    low: LowOption = None,
+    high: HighOption = None,
+    membership: MembershipOption = None,
+    retain_bound: RetainBoundOption = None,
+    certain: CertainOption = False,
+    rule: RuleOption = None,
+    margin: MarginOption = None,
     protocol: ProtocolOption = None,
     fields: ProtocolFieldsOption = None,
     block_words: BlockWordsOption = 1000,
@@ -60,18 +100,36 @@ def sweep_command(
 ) -> None:
     """Measure MODEL + λ·VECTOR at many λ, and choose one.
 
-    taskvec sweep hp1 me/books-model --forget hp1.txt --retain pp.txt -o report
+    taskvec sweep hp1 me/books-model --forget hp1.txt --retain pp.txt --reference base -o report
     """
+    from hf_taskvec.evaluation.scoring.metrics import METRICS
+
     amounts = parse_scales(scales)
-    books = load_books(forget, retain, aligned, block_words, seed)
+    criteria = chosen_criteria(
+        metric,
+        low=low,
+        high=high,
+        membership=membership,
+        retain_bound=retain_bound,
+        certain=certain,
+        rule=rule,
+        margin=margin,
+    )
+    criteria.check(METRICS.values(), METRICS)  # before a model is loaded
+    books = load_books(
+        {"forget": forget, "retain": retain, "aligned": aligned, "unseen": unseen},
+        held_out=held_out_share(all_seen, held_out),
+        block_words=block_words,
+        seed=seed,
+    )
     settings = chosen_protocol(protocol, fields)
     found = load_vector(vector, token=token)
+    never_saw = own_base(vector, found) if reference == OWN_BASE else reference
     if dry_run:
-        return evaluation_dry_run(model, (vector, found.nbytes), output, token).show(json)
+        return evaluation_dry_run(model, (vector, found.nbytes), never_saw, output, token).show(json)
     from hf_taskvec.evaluation import sweep
 
     loaded, tokenizer = load_model(model, dtype, token)
-    never_saw = load_model(reference, dtype, token)[0] if reference else None
     report = sweep(
         loaded,
         found,
@@ -79,9 +137,10 @@ def sweep_command(
         books,
         settings,
         tokenizer=tokenizer,
-        reference=never_saw,
+        reference=load_reference(never_saw, OWN_BASE if reference == OWN_BASE else None, dtype, token),
         output=output,
         batch_size=batch_size,
+        criteria=criteria,
         seed=seed,
         merge=not attach,
     )

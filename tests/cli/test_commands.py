@@ -54,6 +54,19 @@ BAD = [
     (["eval", "nowhere", "--forget", "lamps.txt", "-o", "x"], "neither a folder"),
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--scales", "a,b", "-o", "x"], "is no list of λ"),
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--set", "sample=3", "-o", "x"], "Did you mean 'samples'"),
+    (["sweep", "vector", "base", "--forget", "lamps.txt", "--metric", "rogue_l", "-o", "x"], "Did you mean 'rouge_l'"),
+    (
+        ["sweep", "vector", "base", "--forget", "lamps.txt", "--low", "0", "-o", "x"],
+        "--low 0.0 and --high 1.2 must",
+    ),
+    (["sweep", "vector", "base", "--forget", "lamps.txt", "--rule", "margins", "-o", "x"], "Did you mean 'margin'"),
+    (["sweep", "vector", "base", "--forget", "lamps.txt", "--margin", "0.1", "-o", "x"], "for --rule margin only"),
+    (["sweep", "vector", "base", "--forget", "lamps.txt", "--held-out", "1", "-o", "x"], "--held-out 1.0 must be"),
+    (["sweep", "vector", "base", "--all-seen", "--held-out", "0.2", "-o", "x"], "give one of them"),
+    (["sweep", "vector", "base", "--forget", "lamps.txt", "--unseen", "nowhere.txt", "-o", "x"], "no book at"),
+    (["choose", "nowhere", "-o", "x"], "no report at 'nowhere'; `taskvec sweep` writes one"),
+    (["choose", "vector", "-o", "x"], "no report at"),
+    (["choose", "vector", "--retain-bound", "2", "-o", "x"], "--retain-bound 2.0 must be between 0 and 1"),
     (["survival", "vector", "--base", "base", "--scheme", "nf3"], "Did you mean 'nf4'"),
     (["survival", "vector", "--base", "nowhere"], "neither a folder"),
     (["survival", "vector", "--base", "base", "--scales", "a,b"], "is no list of λ"),
@@ -142,8 +155,8 @@ def test_an_adapters_folder_is_taken_for_its_vector(taskvec: Run, edited: Edited
 def test_a_report_goes_with_the_model(hub: HubServer, taskvec: Run, edited: Edited, tmp_path: Path) -> None:
     edited.report.save(tmp_path / "report", plots=False)
     refused = taskvec("apply", "vector", "base", "--report", tmp_path / "report", "-o", tmp_path / "out")
-    assert edited.report.choice.scale == 0.0  # two untrained models: nothing to forget
-    assert refused.code == 1 and "pass --scale" in refused.err
+    assert edited.report.choice.scale is None  # two untrained models: nothing to forget
+    assert refused.code == 1 and "hardly knew the book" in refused.err and "with --scale" in refused.err
     options = ["--report", tmp_path / "report", "--scale", -0.5, "-o", tmp_path / "out"]
     assert taskvec("apply", "vector", "base", *options).code == 0
     answer = taskvec("card", tmp_path / "out", "--purpose", "to see whether it works", "--repo-id", "me/x")

@@ -19,12 +19,33 @@ OVERALL: dict[Overall, str] = {
 }
 OUTCOMES: dict[Outcome, str] = {
     "forgotten": "as if never seen",
-    "known": "**still known**",
-    "overdone": "**beyond never seen**",
+    "known": "still known",
+    "overdone": "beyond never seen",
     "unsure": "not sure",
     "untestable": "hardly known before",
 }
 _KEPT: dict[Kept, str] = {"kept": "kept", "lost": "**lost**", "unsure": "not sure"}
+
+VERDICT_HEADS = ("metric", "untouched", "edited", "never seen", "R", "says")
+
+
+def short_verdict(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> list[list[str]]:
+    """The rows under `VERDICT_HEADS` for a terminal: plain texts, and an interval for R alone."""
+    several = len({found.book for found in verdict.metrics}) > 1
+    rows = []
+    for found in verdict.metrics:
+        of = f", {found.book}" if several else ""
+        digits = min(infos[found.metric].digits, 3)
+        levels = [format_number(value, digits) for value in (found.before, found.after.value, found.never)]
+        relative = "–" if found.relative is None else format_interval(found.relative, 2)
+        rows.append([found.metric + of, *levels, relative, OUTCOMES[found.outcome]])
+    for member in verdict.membership:
+        of = f", {member.book}" if several else ""
+        level = 0.5 if member.reference is None else member.reference.value
+        leak = "–" if member.priv_leak is None else f"PrivLeak {format_number(member.priv_leak, 0, sign=True)}"
+        levels = ["–", f"{member.auc.value:.3f}", f"{level:.3f}"]
+        rows.append(["membership AUC" + of, *levels, leak, OUTCOMES[member.outcome]])
+    return rows
 
 
 def verdict_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
@@ -39,15 +60,20 @@ def verdict_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
             format_interval(found.after, info.digits),
             format_number(found.never, info.digits),
             "–" if found.relative is None else format_interval(found.relative, 2),
-            OUTCOMES[found.outcome],
+            _emphasised(found.outcome),
         ]
         rows.append([name, *cells])
     for member in verdict.membership:
         name = "Membership AUC" + (f", {member.book}" if several else "")
         never = "0.5 (chance)" if member.reference is None else format_interval(member.reference, 3)
         leak = "–" if member.priv_leak is None else f"PrivLeak {format_number(member.priv_leak, 1, sign=True)}"
-        rows.append([name, "–", format_interval(member.auc, 3), never, leak, OUTCOMES[member.outcome]])
-    return markdown_table(["metric", "untouched", "edited", "never seen", "R", "says"], rows)
+        rows.append([name, "–", format_interval(member.auc, 3), never, leak, _emphasised(member.outcome)])
+    return markdown_table(VERDICT_HEADS, rows)
+
+
+def _emphasised(outcome: Outcome) -> str:
+    """What fails a verdict stands out."""
+    return f"**{OUTCOMES[outcome]}**" if outcome in ("known", "overdone") else OUTCOMES[outcome]
 
 
 def retained_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:

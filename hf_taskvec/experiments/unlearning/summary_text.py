@@ -4,10 +4,9 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
 from hf_taskvec.evaluation.reporting.report_parts import PassageResult, Score
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.reporting.verdict_tables import OUTCOMES
+from hf_taskvec.evaluation.reporting.verdict_tables import VERDICT_HEADS, short_verdict
 from hf_taskvec.evaluation.scoring.verdict import Verdict
 from hf_taskvec.evaluation.texts.books import Role
 
@@ -108,18 +107,8 @@ def _chosen(report: UnlearningReport) -> str:
 
 def _verdict(verdict: Verdict, report: UnlearningReport) -> str:
     """What each metric says, as a table."""
-    rows = [["metric", "untouched", "edited", "never seen", "R (1: as if never seen)", "says"]]
-    for found in verdict.metrics:
-        digits = report.metric(found.metric).digits
-        relative = "–" if found.relative is None else format_interval(found.relative, 2)
-        values = [format_number(v, digits) for v in (found.before, found.after.value, found.never)]
-        rows.append([found.metric, *values, relative, OUTCOMES[found.outcome].strip("*")])
-    for member in verdict.membership:
-        level = 0.5 if member.reference is None else member.reference.value
-        leak = "–" if member.priv_leak is None else f"PrivLeak {format_number(member.priv_leak, 0, sign=True)}"
-        cells = ["–", f"{member.auc.value:.3f}", f"{level:.3f}", leak, OUTCOMES[member.outcome].strip("*")]
-        rows.append(["membership AUC", *cells])
-    return "\n".join(_aligned(rows))
+    rows = short_verdict(verdict, {info.name: info for info in report.metrics})
+    return "\n".join(_aligned([list(VERDICT_HEADS), *rows]))
 
 
 def _samples(report: UnlearningReport) -> str:

@@ -1,0 +1,91 @@
+"""A report on the screen: the scores, what each metric says of the book, and the λ to take."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.cli.command_record import record_command
+from hf_taskvec.cli.option_words import in_cli_words
+from hf_taskvec.cli.results import CommandResult, TextTable
+
+if TYPE_CHECKING:
+    from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+    from hf_taskvec.evaluation.scoring.scale_choice import Choice
+    from hf_taskvec.evaluation.scoring.verdict import Verdict
+
+
+def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, *, chosen: bool = True) -> None:
+    """Store the command beside the report, and show it; in the main process only.
+
+    Args:
+        report (`UnlearningReport`):
+            What a sweep gave.
+        output (`Path`, *optional*):
+            Where it was written, if it was.
+        as_json (`bool`):
+            For scripts.
+        chosen (`bool`, *optional*, defaults to `True`):
+            Whether a λ was to be chosen: then it is told which, and why.
+    """
+    from hf_taskvec.distributed import processes
+
+    if not processes().is_main_process:
+        return
+    values: dict[str, Any] = {"output": None if output is None else str(output), "protocol": report.protocol.id}
+    lines: list[str | TextTable] = [_scores(report)]
+    choice = report.choice if chosen else None
+    if chosen:
+        values |= _choice_values(choice)
+    if choice is not None:
+        if choice.verdict is not None:
+            lines += ["", _verdict_table(report, choice, choice.verdict)]
+        lines += ["", in_cli_words(choice.reason, None)]
+    values["rouge_l"] = [
+        {"book": s.book, "split": s.split, "scale": s.scale, **asdict(s.value)}
+        for s in report.scores
+        if s.metric == "rouge_l"
+    ]
+    values["rouge_l_of_references"] = [
+        {"book": s.book, "split": s.split, "reference": s.reference, **asdict(s.value)}
+        for s in report.reference_scores
+        if s.metric == "rouge_l"
+    ]
+    if output is not None:
+        record_command(output)
+        lines += ["", f"{output}: report.json, report.md and plots, with intervals and all other measures"]
+    CommandResult(values, lines).show(as_json)
+
+
+def _choice_values(choice: "Choice | None") -> dict[str, Any]:
+    if choice is None:
+        return {"scale": None, "reason": None}
+    return {
+        "scale": choice.scale,
+        "nearest": choice.nearest,
+        "reason": choice.reason,
+        "criteria": asdict(choice.criteria),
+        "never_seen": asdict(choice.never_seen),
+        "verdict": None if choice.verdict is None else asdict(choice.verdict),
+    }
+
+
+def _scores(report: "UnlearningReport") -> TextTable:
+    rows = []
+    for book in report.books:
+        for split in ("seen", "held_out"):
+            wanted = (book.name, split, "rouge_l")
+            cells = [s.value.value for s in report.scores if (s.book, s.split, s.metric) == wanted]
+            cells += [s.value.value for s in report.reference_scores if (s.book, s.split, s.metric) == wanted]
+            if cells:
+                name = f"{book.name} ({book.role}, {split.replace('_', ' ')})"
+                rows.append((name, *(f"{value:.3f}" for value in cells)))
+    heads = [*(f"λ={scale:g}" for scale in report.scales), *(info.name for info in report.references)]
+    return TextTable("Rouge-L", ["book", *heads], rows)
+
+
+def _verdict_table(report: "UnlearningReport", choice: "Choice", verdict: "Verdict") -> TextTable:
+    from hf_taskvec.evaluation.reporting.verdict_tables import VERDICT_HEADS, short_verdict
+
+    which = "chosen" if choice.scale is not None else "nearest"
+    title = f"λ={choice.judged:g} ({which}), on the half of the passages that did not choose it"
+    return TextTable(title, VERDICT_HEADS, short_verdict(verdict, {info.name: info for info in report.metrics}))
