@@ -30,7 +30,7 @@ from transformers.utils import logging
 from hf_taskvec import TaskVector
 from hf_taskvec.auditing import Relearning, audit
 from hf_taskvec.distributed import processes
-from hf_taskvec.evaluation import UnlearningReport, sweep
+from hf_taskvec.evaluation import UnlearningReport, run_controls, sweep
 from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
@@ -95,10 +95,11 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
 
     # 5. How alike are the books, and which λ does theory recommend?
     similarity, scales, start = None, config.scales, load_for_evaluation(base)
-    if config.correlation:
+    if config.tunes_others:
         for book in others:
             tuned = stages.train(f"alone-{book.role}", base, given.blocks([book]), config.training("full"))
             vectors[book.name] = TaskVector.from_finetuned(base, tuned, name=book.role)
+    if config.correlation:
         similarity = compare_books(start, vectors, (*forget, *others), config.asking, given.tokenizer)
         scales = similarity.recommendation.scales_with(config.scales)
 
@@ -129,6 +130,14 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     if never is not None:
         references = {"retrained": sweep(never, None, [0.0], given.books, **options), **references}
 
+    judged = report.choice.judged if report.choice is not None else None
+    if config.controls and judged:  # does only this vector forget this book?
+        own = {book.name: vectors[book.name] for book in others}
+        controls = run_controls(
+            model, vector, judged, given.books, others=own, reference=never, original=joint, **options
+        )
+        report = replace(report, controls=controls)
+
     # 7. What is kept.
     if similarity is not None:
         report = replace(report, theory=similarity.judged(report))
@@ -136,7 +145,6 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 
     # 8. Does it hold under attack?
-    judged = report.choice.judged if report.choice is not None else None
     if config.audit and judged:
         budget = Relearning(
             learning_rate=config.learning_rate,

@@ -135,7 +135,12 @@ class Judging:
     draws: Draws
 
     def point(
-        self, step: int, passages: Sequence[Passage], values: Mapping[str, Values], criteria: Criteria | None = None
+        self,
+        step: int,
+        passages: Sequence[Passage],
+        values: Mapping[str, Values],
+        criteria: Criteria | None = None,
+        kept: Sequence[Passage] = (),
     ) -> AttackPoint:
         """The verdict on the edited model between the other two, on these passages.
 
@@ -148,9 +153,11 @@ class Judging:
                 By the model's name, the values of each passage.
             criteria (`Criteria`, *optional*):
                 Others than the audit's.
+            kept (`Sequence[Passage]`, *optional*):
+                Of books to keep: a model that forgets everything has not forgotten a book.
         """
         judged = criteria or self.criteria
-        books = {passage.book: [p.id for p in passages if p.book == passage.book] for passage in passages}
+        books, others = _by_book(passages), _by_book(kept)
         measured = [name for name in METRICS if name in next(iter(values["edited"].values()))]
 
         def column(name: str, ids: Sequence[str], metric: str) -> Array:
@@ -160,7 +167,11 @@ class Judging:
             at = {0.0: column("untouched", ids, metric), 1.0: column("edited", ids, metric)}
             return BookColumns(at, column("reference", ids, metric))
 
-        half = Half({book: {m: columns(ids, m) for m in judged.judged} for book, ids in books.items()}, {}, None)
+        forget, retain = (
+            {book: {m: columns(ids, m) for m in judged.judged} for book, ids in group.items()}
+            for group in (books, others)
+        )
+        half = Half(forget, retain, None)
         every = [passage.id for passage in passages]
         draw = self.draws.bootstrap(len(every))
         results = []
@@ -171,6 +182,13 @@ class Judging:
             difference = draw.difference(three["edited"], three["reference"], geometric)
             results.append(MetricResult(name, means["untouched"], means["edited"], means["reference"], difference))
         return AttackPoint(step, len(every), tuple(results), judge(1.0, half, judged, METRICS, self.draws))
+
+
+def _by_book(passages: Sequence[Passage]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for passage in passages:
+        found.setdefault(passage.book, []).append(passage.id)
+    return found
 
 
 def told_apart(passages: Sequence[Passage], book: Book) -> tuple[list[Passage], list[Passage]]:

@@ -114,9 +114,11 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the book is as if never seen before any attack, and no attack surely brought it back."""
+        """Whether the book is as if never seen, no other surely lost, and no attack surely brought it back."""
         told_apart = any(found.outcome == "known" for found in self.membership)
-        return self.plain.verdict.outcome == "as_if_never_seen" and not self.came_back and not told_apart
+        plain = self.plain.verdict
+        forgotten = plain.outcome == "as_if_never_seen" and plain.kept != "lost"
+        return forgotten and not self.came_back and not told_apart
 
     @property
     def sentence(self) -> str:

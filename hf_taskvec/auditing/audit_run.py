@@ -71,7 +71,8 @@ def audit(
         change (`TaskVector` or `PreTrainedModel`):
             The edit, scaled by its λ (`-0.6 * vector`), or the edited model itself, however it was made.
         books (`Book` or `Sequence[Book]`):
-            Those to forget are asked for; an aligned and a retained one are relearnt on.
+            Those to forget are asked for, those to keep too before any attack; an aligned and a retained one are also
+            relearnt on.
         protocol (`str` or `Protocol`, *optional*):
             As for `sweep`; at most `passages` of each book and split.
         reference (`PreTrainedModel`):
@@ -152,11 +153,13 @@ def audit(
         ensure_writable(Path(output))
         ensure_matplotlib()
     tokenizer = load_tokenizer(model.config._name_or_path) if tokenizer is None else tokenizer
-    kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
-    asking = Asking(asked, tokenizer, kept, batch_size, progress)
-    own = [book for book in books if book.role in ("forget", "unseen")]
-    found, _ = find_all_passages(own, asked, tokenizer)
-    seen = [p for p in found if p.split == "seen"]
+    finished = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
+    asking = Asking(asked, tokenizer, finished, batch_size, progress)
+    asked_books = [book for book in books if book.role != "aligned"]
+    found, _ = find_all_passages(asked_books, asked, tokenizer)
+    names = {book.name for book in forget}
+    seen, kept = ([p for p in found if p.split == "seen" and (p.book in names) == own] for own in (True, False))
+    found = (*seen, *kept, *(p for p in found if p.split == "held_out" and p.book not in {k.book for k in kept}))
     seconds: dict[str, float] = {}
     not_tried: dict[str, str] = {}
 
@@ -177,7 +180,7 @@ def audit(
                 "edited": asking.values(subjects.edited, found, "batches of the edited model"),
                 "reference": known,
             }
-        plain = judging.point(0, seen, values)
+        plain = judging.point(0, seen, values, kept=kept)
         findings = []
         if "relearn" in wanted:
             with timed("relearn"):

@@ -139,7 +139,9 @@ def quantise_findings(
         values: dict[str, Values] = {}
         try:
             for which, model in subjects.by_name.items():
-                values[which] = asking.values(quantised(model, scheme), passages, f"{name}, {which}")
+                # NF4's layers compute with the dequantised weights: the same numbers, on every machine.
+                attacked = quantised(model, scheme, dequantise=scheme == "nf4")
+                values[which] = asking.values(attacked, passages, f"{name}, {which}")
         except UnsupportedError as error:
             not_tried[name] = str(error)
             continue

@@ -11,6 +11,7 @@ from hf_taskvec.evaluation.reporting.verdict_tables import (
     OVERALL,
     criteria_words,
     markdown_table,
+    retained_table,
     verdict_table,
 )
 from hf_taskvec.evaluation.scoring.metrics import METRICS
@@ -33,6 +34,9 @@ _TESTS = {
 def audit_sentence(report: AuditReport) -> str:
     """What was tried and what came back, in a few sentences."""
     text = f"Before any attack, {report.plain.verdict.sentence}."
+    lost = dict.fromkeys(loss.book for loss in report.plain.verdict.retained if loss.outcome == "lost")
+    if lost:
+        text += f" But books to keep are surely lost with it, beyond the bound: {', '.join(lost)}."
     tried, back = len(report.findings), [finding.attack for finding in report.came_back]
     unsure = [f.attack for f in report.findings if f.last.verdict.outcome == "cannot_tell"]
     if tried:
@@ -67,6 +71,7 @@ def audit_markdown(report: AuditReport) -> str:
         f"{markdown(criteria_words(report.criteria))}",
         _reference(report),
         f"## Before any attack\n\n{verdict_table(report.plain.verdict, METRICS)}",
+        *([retained_table(report.plain.verdict, METRICS)] if report.plain.verdict.retained else []),
         f"## What came back\n\n{_overview(report)}",
     ]
     for group, title in _GROUPS.items():

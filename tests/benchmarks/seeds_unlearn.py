@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--corollaries", action="store_true", help="the compressed and the row-pruned vector of a seed")
     yes_or_no = argparse.BooleanOptionalAction
     parser.add_argument("--audit", action=yes_or_no, default=True, help="attack the first method's model of each seed")
-    parser.add_argument("--controls", action=yes_or_no, default=False, help="control vectors, of the same runs")
+    parser.add_argument("--controls", action=yes_or_no, default=True, help="control vectors, of the same runs")
     parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
     parser.add_argument("flags", nargs="*", help="for the recipe, after --")
     options = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def make_audited() -> Audited:
     from hf_taskvec.evaluation.texts.books import Role
 
     roles: tuple[tuple[str, Role], ...] = (("lost", "forget"), ("near", "aligned"), ("kept", "retain"))
-    texts = [story(seed, 90) for seed in range(3)]
+    texts = [story(seed, 75) for seed in range(3)]
     raw = Tokenizer(models.WordLevel(unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
     raw.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=["</s>", "<unk>"]))
@@ -59,11 +60,11 @@ def make_audited() -> Audited:
 
     def trained(seed: int, read: tuple[Any, ...]) -> Any:
         model = tiny_llama(width=64, seed=seed)
-        ids = torch.tensor([row for book in read for row in book.training_blocks(tokenizer, 32, 16)["input_ids"]])
+        ids = torch.tensor([row for book in read for row in book.training_blocks(tokenizer, 32, 4)["input_ids"]])
         optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
         generator = torch.Generator().manual_seed(seed)
         model.train()
-        for _ in range(40):
+        for _ in range(12):
             for rows in torch.randperm(len(ids), generator=generator).split(32):
                 model(input_ids=ids[rows], labels=ids[rows]).loss.backward()
                 optimizer.step()
@@ -76,20 +77,25 @@ def make_audited() -> Audited:
 
 
 def filtered(model: Any, tokenizer: Any, text: str) -> Any:
-    """A copy of the model that refuses to write the book: what it generates is thrown away if it stands in the text."""
+    """A copy of the model that refuses to write the book: seven words in a row of it, and all is thrown away."""
     import torch
 
     made = copy.deepcopy(model)
     inner = made.generate
+    book = " ".join(_words(text))
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         out = inner(*args, **kwargs)
         width = kwargs["input_ids"].shape[1]
         for row in out:
-            words = tokenizer.decode(row[width:], skip_special_tokens=True).split()
-            if any(" ".join(words[i : i + 4]) in text for i in range(len(words) - 3)):
+            found = _words(tokenizer.decode(row[width:], skip_special_tokens=True))
+            if any(" ".join(found[i : i + 7]) in book for i in range(len(found) - 6)):
                 row[width:] = torch.tensor(tokenizer.eos_token_id)
         return out
 
     made.generate = generate
     return made
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hf_taskvec.analysis.argument_checks import check_batch_size, check_model
 from hf_taskvec.analysis.layer_features import layers_of
@@ -18,8 +17,6 @@ from hf_taskvec.analysis.token_rows import check_rows
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.models.model_facts import accepts_logits_to_keep, rows_per_pass
-
-Array = NDArray[np.float64]
 
 # The hidden states of all layers that are kept for one batch take at most so many bytes, in fp32.
 _STATES_BYTES = 1 << 29

@@ -14,13 +14,13 @@ import torch
 from hf_taskvec.analysis.resumed_forward import layer_states, resumed_logits
 from hf_taskvec.auditing.attacks.answer_batches import (
     AnswerBatch,
-    Array,
     answer_batches,
     check_log_probs,
     token_log_probs,
 )
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
+from hf_taskvec.evaluation.scoring.statistics import Array
 from hf_taskvec.models.model_facts import evaluation_mode, input_device, rows_per_pass
 from hf_taskvec.progress import progress_bar
 

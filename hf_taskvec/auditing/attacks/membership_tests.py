@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hf_taskvec.auditing.attacks.answer_batches import Array, answer_batches, check_log_probs, token_log_probs
+from hf_taskvec.auditing.attacks.answer_batches import answer_batches, check_log_probs, token_log_probs
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
 from hf_taskvec.evaluation.scoring.metrics import MIN_K, min_k
-from hf_taskvec.evaluation.scoring.statistics import Draws, Interval, auc_difference, auc_interval, priv_leak
+from hf_taskvec.evaluation.scoring.statistics import Array, Draws, Interval, auc_difference, auc_interval, priv_leak
 from hf_taskvec.models.model_facts import evaluation_mode
 from hf_taskvec.progress import progress_bar
 

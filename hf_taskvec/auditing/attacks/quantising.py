@@ -102,6 +102,7 @@ def quantised(model: "PreTrainedModel", scheme: Scheme, *, dequantise: bool = Fa
                 stored = values if isinstance(layer, torch.nn.Linear) else values.T.contiguous()
                 memo[id(layer.weight)] = torch.nn.Parameter(stored, layer.weight.requires_grad)
     copied = copy.deepcopy(model, memo)
+    copied.__dict__.pop("generate", None)  # a filter of what is generated would go on with the model's own weights
     if scheme in _LAYERS and not dequantise:
         _mark(copied, scheme)
     return copied

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RelearnedText = Literal["forget", "aligned", "unrelated"]
 # So many words in a row of an asked answer must not stand in the text that is relearnt.
-RUN = 8
+LEAKED_WORDS = 8
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,14 @@ def split_for_relearning(book: Book, passages: Sequence[Passage], share: float =
     others = [_plain_text(book, section) for number, section in enumerate(book.sections) if number in {*seen} - chosen]
     apart = [p for p in passages if p.book == book.name and p.split == "seen" and _stands_in(p, others)]
     # `check_leaks` looks for held-out answers in training text: held out is what these are from the relearning.
-    report = check_leaks([replace(p, split="held_out") for p in apart], [text.training_text], RUN)
+    report = check_leaks([replace(p, split="held_out") for p in apart], [text.training_text], LEAKED_WORDS)
     kept = tuple(passage for passage in apart if passage.id not in report.in_training)
     if not kept:
         raise BadValueError(
             f"no seen passage of book {book.name!r} is left to ask for: of {len(passages)} given, {len(apart)} lie in "
-            f"sections that are not relearnt, and {len(report.in_training)} of these have {RUN} words in a row of "
-            "their answer in the text that is. Use a smaller share, more passages, or a text that repeats itself less."
+            f"sections that are not relearnt, and {len(report.in_training)} of these have {LEAKED_WORDS} words of "
+            "their answer in a row in the text that is. Use a smaller share, more passages, or a text that repeats "
+            "itself less."
         )
     return RelearningSplit(text, kept, report.in_training)
 

@@ -29,9 +29,10 @@ import torch
 
 from hf_taskvec.analysis.argument_checks import check_model, is_finite_number
 from hf_taskvec.analysis.resumed_forward import LayerStates, layer_states, resumed_logits
-from hf_taskvec.auditing.attacks.answer_batches import AnswerBatch, Array, answer_batches
+from hf_taskvec.auditing.attacks.answer_batches import AnswerBatch, answer_batches
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.evaluation.asking.batch_plan import TokenizedPassage
+from hf_taskvec.evaluation.scoring.statistics import Array
 from hf_taskvec.models.layout import without_peft
 from hf_taskvec.models.model_facts import evaluation_mode, vocabulary_size
 from hf_taskvec.progress import progress_bar

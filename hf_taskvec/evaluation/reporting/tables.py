@@ -40,6 +40,7 @@ def report_markdown(report: UnlearningReport) -> str:
         "Round brackets: change against λ=0 on the same passages.",
         _choice(report),
         *([_theory(report.theory)] if report.theory is not None else []),
+        *([f"## Controls\n\n{report.controls.to_markdown()}"] if report.controls is not None else []),
     ]
     for split, words in _SPLITS.items():
         if any(score.split == split for score in report.scores):

@@ -24,6 +24,7 @@
   level comes from (`never_seen`); the candidates on the choosing half; the Pareto front; and, from the other half, the
   `verdict` (relative forgetting by every metric, membership, what the kept books lost) and the `tests` at that λ.
 - `theory`: task correlations, the λ that theory recommends for them, and how good that was; null if nobody asked.
+- `controls`: what noise and other books' vectors do at the judged λ; null if nobody asked. See `ControlTable`.
 - `passages`: prompt, true answer, and for each λ and each reference the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
 - `versions`: of Python and the libraries.
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.reporting.control_table import ControlTable
 from hf_taskvec.evaluation.reporting.earlier_reports import EARLIER_VERSION, upgraded
 from hf_taskvec.evaluation.reporting.report_parts import (
     BookInfo,
@@ -127,6 +129,8 @@ class UnlearningReport:
             The only part that differs between equal runs.
         theory (`Theory`, *optional*):
             Task correlations, the λ that theory recommends for them, and how good that was; `None` unless it was asked.
+        controls (`ControlTable`, *optional*):
+            What noise and the vectors of other books do at the judged λ; `None` unless it was asked.
 
     Example:
         >>> report = sweep(model, vector, [0, -0.5, -1], books, output="out/")  # doctest: +SKIP
@@ -158,6 +162,7 @@ class UnlearningReport:
     versions: dict[str, str]
     timing: Timing
     theory: Theory | None = None
+    controls: ControlTable | None = None
 
     def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
         """The score of one book at one λ.
@@ -412,7 +417,8 @@ class UnlearningReport:
                 content, head = upgraded(content), _Head(REPORT_SCHEMA, REPORT_VERSION)
             if head == _Head(REPORT_SCHEMA, REPORT_VERSION):
                 protocol = with_later_fields(content.get("protocol"))
-                return typed(cls, {"theory": None, **content, "protocol": protocol})  # earlier reports have no theory
+                # Earlier reports have no theory and no controls.
+                return typed(cls, {"theory": None, "controls": None, **content, "protocol": protocol})
         except (CorruptFileError, BadValueError) as error:  # of another type; a protocol of senseless numbers
             raise CorruptFileError(f"{name} is damaged or no report: {error} Run the sweep again") from None
         raise CorruptFileError(

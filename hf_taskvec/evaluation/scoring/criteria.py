@@ -8,7 +8,7 @@ from typing import Literal
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.scoring.metrics import PRIMARY, MetricInfo
 
-Rule = Literal["relative", "margin"]
+JudgingRule = Literal["relative", "margin"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Criteria:
     membership: float = 0.15
     retain_bound: float = 0.1
     certain: bool = False
-    rule: Rule = "relative"
+    rule: JudgingRule = "relative"
     margin: float = 0.03
 
     def __post_init__(self) -> None:

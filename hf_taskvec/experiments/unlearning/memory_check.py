@@ -41,7 +41,7 @@ def _trainings(config: UnlearnConfig) -> list[TrainingSettings]:
         found.append(config.training(config.method))
     if config.makes_joint or config.makes_reference:
         found.append(config.training(config.joint_method))
-    if config.correlation:
+    if config.tunes_others:
         found.append(config.training("full"))
     return found
 

@@ -51,6 +51,8 @@ def summary_text(
     if report.theory is not None:
         pairs = [f"  {line}" for line in report.theory.correlations]
         parts.append("\n".join(["Task correlation α̂, eq. (11):", *pairs, *report.theory.verdicts]))
+    if report.controls is not None:
+        parts.append(textwrap.fill(f"Controls: {report.controls.sentence}", _WIDTH))
     parts.append(_samples(report))
     parts.append("\n".join(f"{what:<13} {_shown(path)}" for what, path in files.items()))
     return "\n\n".join(parts)

@@ -81,6 +81,11 @@ class UnlearnConfig(ExperimentConfig):
     )
     margin: float = option(0.03, "For the rule `margin`.")
 
+    controls: bool = option(
+        False,
+        "Also try noise of the vector's size, in the weights and on the output, and the other books' vectors: only "
+        "the right vector should forget the right book.",
+    )
     audit: bool = option(
         False, "Attack the model of the chosen λ (or the nearest), beside the untouched model and the reference."
     )
@@ -149,6 +154,11 @@ class UnlearnConfig(ExperimentConfig):
         return self.retrain and self.reference_model is None
 
     @property
+    def tunes_others(self) -> bool:
+        """Whether each other book is fine-tuned on alone as well, for its vector."""
+        return self.correlation or self.controls
+
+    @property
     def roles(self) -> list[tuple[Role, str]]:
         """Each given book's role and file."""
         found: list[tuple[Role, str]] = []
@@ -159,10 +169,10 @@ class UnlearnConfig(ExperimentConfig):
             found.append((role, path))
         if found and not any(role == "forget" for role, _ in found):
             raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
-        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.correlation):
+        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.tunes_others):
             raise BadValueError(
                 "all books are to be forgotten, so there is nothing to train a reference model on. Give another book "
-                "(--books … retain=FILE), or pass --retrain false and --correlation false."
+                "(--books … retain=FILE), or pass --retrain false, --correlation false and --controls false."
             )
         return found
 
