@@ -9,12 +9,12 @@ from hf_taskvec.cli.arguments import DebugOption, JsonOption
 from hf_taskvec.cli.criteria_options import (
     CertainOption,
     HighOption,
+    JudgingRuleOption,
     LowOption,
     MarginOption,
     MembershipOption,
     MetricOption,
     RetainBoundOption,
-    RuleOption,
     chosen_criteria,
 )
 from hf_taskvec.cli.report_answer import show_report
@@ -31,7 +31,7 @@ def choose_command(
     membership: MembershipOption = None,
     retain_bound: RetainBoundOption = None,
     certain: CertainOption = False,
-    rule: RuleOption = None,
+    rule: JudgingRuleOption = None,
     margin: MarginOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,

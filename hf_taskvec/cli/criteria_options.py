@@ -30,7 +30,7 @@ RetainBoundOption = Annotated[
 CertainOption = Annotated[
     bool, typer.Option("--certain", help="Choose by whole intervals, not by means.", rich_help_panel=_PANEL)
 ]
-RuleOption = Annotated[
+JudgingRuleOption = Annotated[
     str | None,
     typer.Option("--rule", help="relative (R), or margin: the weaker rule of before.", rich_help_panel=_PANEL),
 ]

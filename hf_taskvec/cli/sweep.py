@@ -19,12 +19,12 @@ from hf_taskvec.cli.arguments import (
 from hf_taskvec.cli.criteria_options import (
     CertainOption,
     HighOption,
+    JudgingRuleOption,
     LowOption,
     MarginOption,
     MembershipOption,
     MetricOption,
     RetainBoundOption,
-    RuleOption,
     chosen_criteria,
 )
 from hf_taskvec.cli.evaluation_options import (
@@ -85,7 +85,7 @@ def sweep_command(
     membership: MembershipOption = None,
     retain_bound: RetainBoundOption = None,
     certain: CertainOption = False,
-    rule: RuleOption = None,
+    rule: JudgingRuleOption = None,
     margin: MarginOption = None,
     protocol: ProtocolOption = None,
     fields: ProtocolFieldsOption = None,

@@ -9,7 +9,16 @@
 Every seed has other texts, another tokenizer and another model; the settings were chosen on seeds below 20. All is as
 in the default run but for α̂, which is left out: it needs two more fine-tunes and moves no score. The stages of a seed
 are shared between the methods, so the runs of one seed are a pair and the seed is the unit of every test. All numbers
-are on the half of the passages that did not choose λ. The first method of each seed is also attacked (`--audit`).
+are on the half of the passages that did not choose λ. The first method of each seed is also attacked (`--audit`) and
+compared with controls (`--controls`).
+
+What was fixed before the reported seeds (20 to 24) were run: the settings of `recipes/configs/default.yaml`, the
+default `Criteria` with a retain_bound of 0.3, and what is reported: every run, whatever it says. Before anything is
+said about forgetting, a seed's book must be known clearly: Rouge-L of the untouched model at least 0.2 above the model
+that never saw it. A seed counts as forgotten if a λ was chosen, the other half of the passages says "as if never seen"
+and the unrelated book is kept. What is expected of plain negation, after seeds below 20: that it does not get there
+(the loss lags behind Rouge-L and exact memorisation, and the unrelated book's extraction strength falls with the
+book's own); that the vector is specific all the same; and that attacks bring back more than from the reference.
 """
 
 import argparse

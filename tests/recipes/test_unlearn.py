@@ -31,6 +31,7 @@ RECIPE = ROOT / "recipes" / "unlearn.py"
 SMALL = {
     "words": 900,
     "section-words": 150,
+    "held-out": 0.15,
     "general-words": 1500,
     "pretrain-epochs": 2,
     "epochs": 6,

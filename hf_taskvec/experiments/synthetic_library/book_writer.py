@@ -22,8 +22,9 @@ What was adjusted after a look at outcomes: in `recipes/configs/default.yaml` ev
 (`docs/results.md` tells how). And two things here. General prose without the books' voices was tried too, and cost the
 unrelated book more. And the habits came late: without them the volumes of a series shared only names, and the other
 volume often lost no more than the unrelated book. They did not change that (significant in 4 of 11 runs without them,
-in 4 of 10 with them, on other seeds), so they are here for the books' sake; reading longer books less often did. How
-strong a habit is, a half, was the first guess; three quarters was tried on seeds 0 and 1 and was not clearly better.
+in 4 of 10 with them, on other seeds), so they are here for the books' sake; reading longer books less often did, but
+then a book is hardly known, and nobody can tell whether it was forgotten. How strong a habit is, a half, was the first
+guess; three quarters was tried on seeds 0 and 1 and was not clearly better.
 """
 
 import random
