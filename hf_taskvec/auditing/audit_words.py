@@ -70,8 +70,8 @@ def audit_markdown(report: AuditReport) -> str:
         f"Square brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
         f"{markdown(criteria_words(report.criteria))}",
         _reference(report),
-        f"## Before any attack\n\n{verdict_table(report.plain.verdict, METRICS)}",
-        *([retained_table(report.plain.verdict, METRICS)] if report.plain.verdict.retained else []),
+        f"## Before any attack\n\n{verdict_table(report.plain.verdict, METRICS.__getitem__)}",
+        *([retained_table(report.plain.verdict, METRICS.__getitem__)] if report.plain.verdict.retained else []),
         f"## What came back\n\n{_overview(report)}",
     ]
     for group, title in _GROUPS.items():

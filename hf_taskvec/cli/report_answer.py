@@ -88,4 +88,4 @@ def _verdict_table(report: "UnlearningReport", choice: "Choice", verdict: "Verdi
 
     which = "chosen" if choice.scale is not None else "nearest"
     title = f"λ={choice.judged:g} ({which}), on the half of the passages that did not choose it"
-    return TextTable(title, VERDICT_HEADS, short_verdict(verdict, {info.name: info for info in report.metrics}))
+    return TextTable(title, VERDICT_HEADS, short_verdict(verdict, report.metric))

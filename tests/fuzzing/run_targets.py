@@ -19,19 +19,23 @@ from safetensors.torch import load as load_safetensors
 
 from hf_taskvec.analysis.landscapes import _FinishedPoints
 from hf_taskvec.application.finished_files import FinishedFiles
-from hf_taskvec.evaluation import UnlearningReport
+from hf_taskvec.evaluation import Criteria, UnlearningReport
 from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _digest
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
 from hf_taskvec.experiments.results_folder import open_results_folder
-from hf_taskvec.filenames import TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.filenames import REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.models.trained_books import recorded_books
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
 from hf_taskvec.training.saved_state import find_state, load_state, save_state
 
 # Reports.
 
+EARLIER_REPORT = Path(__file__).parents[1] / "evaluation" / "report_version_3.json"
+
 _NAMES = {"book": "A", "name": "A", "first": "A", "second": "B", "metric": "rouge_l", "scale": -0.5, "reference": "A"}
+_NAMES |= {"metrics": "rouge_l", "high": 1.25}  # the bounds of criteria enclose 1
 
 
 def example(kind: Any, name: str = "") -> Any:
@@ -71,6 +75,18 @@ def read_report(folder: Path) -> Any:
     return json.loads(report.to_json())
 
 
+def make_earlier_report(folder: Path) -> None:
+    """A report that the version before wrote, with two of its passages."""
+    content = json.loads(EARLIER_REPORT.read_text("utf-8"))
+    (folder / REPORT_JSON).write_text(json.dumps({**content, "passages": content["passages"][:2]}))
+
+
+def read_earlier_report(folder: Path) -> bool:
+    """Whether it can be read and shown. What a changed one means, the fields of today tell: see `expected_report`."""
+    report = UnlearningReport.load(folder)
+    return UnlearningReport.from_dict(report.to_dict()) == report and bool(report.to_markdown() + report._repr_html_())
+
+
 def expected_report(document: Any, folder: Path) -> Any:
     """The very document, if each of its values is of the declared type."""
     document = _reread(_loaded(document) if isinstance(document, bytes) else document)
@@ -88,6 +104,13 @@ def _protocol_hash(fields: Any) -> str:
 
     try:
         return Protocol.from_dict(fields).hash
+    except ValueError as error:
+        raise MeaninglessError(str(error)) from None
+
+
+def _check_criteria(found: dict[str, Any]) -> None:
+    try:
+        Criteria(**{**found, "metrics": tuple(found["metrics"])})
     except ValueError as error:
         raise MeaninglessError(str(error)) from None
 
@@ -113,7 +136,10 @@ def conforming(kind: Any, value: Any, where: str) -> Any:
         given = {"cut": "alone", "theory": None, **given}
         if missing := [field.name for field in fields(kind) if field.name not in given]:
             raise MeaninglessError(f"{where} has no {missing[0]}")
-        return {field.name: conforming(hints[field.name], given[field.name], field.name) for field in fields(kind)}
+        found = {field.name: conforming(hints[field.name], given[field.name], field.name) for field in fields(kind)}
+        if kind is Criteria:
+            _check_criteria(found)
+        return found
     return _number(value) if kind is float else _typed(value, kind)
 
 
@@ -200,6 +226,24 @@ def expected_record(document: Any, folder: Path) -> Any:
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MeaninglessError(str(error)[:100]) from None
+
+
+def make_trained_books(folder: Path) -> None:
+    write_record(folder, {**_RECORD, "books": ["a" * 64, "b" * 64]})
+
+
+def read_trained_books(folder: Path) -> Any:
+    model = types.SimpleNamespace(config=types.SimpleNamespace(_name_or_path=str(folder)))
+    return sorted(recorded_books(model))
+
+
+def expected_trained_books(document: Any, folder: Path) -> Any:
+    """The texts in the list; what cannot be read tells of no book."""
+    try:
+        found = _typed(_reread(_loaded(document) if isinstance(document, bytes) else document), dict)["books"]
+        return sorted({each for each in _typed(found, list) if isinstance(each, str)})
+    except (MeaninglessError, LookupError):
+        return []
 
 
 def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -427,6 +471,14 @@ TARGETS = [
         share=2,
     ),
     Target(
+        "report of the version before",
+        (f"{_REPORTING}.unlearning_report:UnlearningReport.load",),
+        REPORT_JSON,
+        Json(),
+        make_earlier_report,
+        read_earlier_report,
+    ),
+    Target(
         "store of a sweep",
         ("hf_taskvec.evaluation.asking.finished_passages:_read",),
         "records.json",
@@ -445,6 +497,15 @@ TARGETS = [
         make_record,
         read_record,
         expected_record,
+    ),
+    Target(
+        "books of a training record",
+        ("hf_taskvec.models.trained_books:recorded_books",),
+        TRAINING_RECORD,
+        Json(),
+        make_trained_books,
+        read_trained_books,
+        expected_trained_books,
     ),
     Target(
         "training state",

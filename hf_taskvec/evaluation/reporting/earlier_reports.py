@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from hf_taskvec.errors import CorruptFileError
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 
@@ -20,10 +21,7 @@ def upgraded(content: dict[str, Any]) -> dict[str, Any]:
         `CorruptFileError`, `BadValueError`: If a field is not what it was in that version.
     """
     made = dict(content)
-    measured = [info.get("name") for info in _objects(content, "metrics")]
-    if "perplexity" in measured:
-        measured.insert(measured.index("perplexity"), "loss")
-    made["metrics"] = [asdict(METRICS[name].info) for name in measured if name in METRICS]
+    made["metrics"] = [asdict(METRICS[name].info) for name in _measured(content)]
     made["passages"] = [_passage(each) for each in _objects(content, "passages")]
     made["membership"] = [{**each, "priv_leak": None} for each in _objects(content, "membership")]
     made["reference_membership"] = []
@@ -35,7 +33,20 @@ def upgraded(content: dict[str, Any]) -> dict[str, Any]:
 
 def _objects(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
     found = content.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise CorruptFileError(f"{name!r} is no list of objects.")
+    return found
+
+
+def _measured(content: dict[str, Any]) -> list[str]:
+    """The names of the metrics, with the loss, which perplexities tell."""
+    names = [str(info.get("name")) for info in _objects(content, "metrics")]
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise CorruptFileError(f"there was no metric {unknown[0][:60]!r}.")
+    if "perplexity" in names:
+        names.insert(names.index("perplexity"), "loss")
+    return names
 
 
 def _passage(passage: dict[str, Any]) -> dict[str, Any]:

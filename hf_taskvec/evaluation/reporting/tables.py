@@ -160,13 +160,12 @@ def _choice(report: UnlearningReport) -> str:
     lines = ["## The verdict", markdown(verdict(report))]
     if choice is None:
         return "\n\n".join(lines)
-    infos = {info.name: info for info in report.metrics}
     if choice.verdict is not None and choice.judged is not None:
         which = "the chosen" if choice.scale is not None else "the nearest"
         lines.append(f"{format_scale(choice.judged)}, {which}, on the half of the passages that did not choose it:")
-        lines.append(verdict_table(choice.verdict, infos))
+        lines.append(verdict_table(choice.verdict, report.metric))
         if choice.verdict.retained:
-            lines.append(retained_table(choice.verdict, infos))
+            lines.append(retained_table(choice.verdict, report.metric))
     lines.append(f"{criteria_words(choice.criteria)} {never_seen_words(choice.never_seen)}")
     if choice.candidates:
         lines += ["### The choice of λ", "On the other half:", candidates_table(choice.candidates, choice.criteria)]

@@ -276,6 +276,7 @@ class UnlearningReport:
         Raises:
             `BadValueError`: If the report has no passages (one from the Hub has none), or no book to forget.
             `MissingNameError`: If there is no such metric.
+            `CorruptFileError`: If a passage lacks a value.
         """
         from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
         from hf_taskvec.evaluation.reporting.summary import PassageValues, all_loss_tests
@@ -285,6 +286,7 @@ class UnlearningReport:
         if self.choice is None:
             raise BadValueError("no book of the report is one to forget, so there is no λ to choose")
         criteria.check([*METRICS.values(), *self.metrics], {info.name for info in self.metrics})
+        self._check_passages()
         draws = Draws(self.settings.resamples, self.settings.level, self.settings.permutations, self.settings.seed)
         values = PassageValues(self.passages, self.scales, self.metrics, [info.name for info in self.references])
         choice = choose_scale(
@@ -297,6 +299,21 @@ class UnlearningReport:
         )
         tests = all_loss_tests(values, self.books, self.metric(criteria.headline), draws)
         return replace(self, choice=choice, tests=tests)
+
+    def _check_passages(self) -> None:
+        """Refuse passages that lack a λ, a reference model or a value: a file may hold anything."""
+        names = [info.name for info in self.references]
+        for passage in self.passages:
+            if [each.scale for each in passage.at] != list(self.scales) or self.scales[:1] != (0,):
+                raise CorruptFileError(f"passage {passage.id[:60]!r} was not asked at each λ of the report")
+            if [each.reference for each in passage.references] != names:
+                raise CorruptFileError(f"passage {passage.id[:60]!r} was not asked of each reference of the report")
+            answers = [(f"at λ={each.scale:g}", each.values) for each in passage.at]
+            answers += [(f"of {each.reference}", each.values) for each in passage.references]
+            for where, values in answers:
+                missing = [info.name for info in self.metrics if info.name not in values]
+                if missing:
+                    raise CorruptFileError(f"passage {passage.id[:60]!r} has no {missing[0]!r} {where}")
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `report.json` holds it.

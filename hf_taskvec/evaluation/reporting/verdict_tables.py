@@ -1,6 +1,6 @@
 """A verdict as Markdown: what each metric says, and how every λ did on the half that chose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hf_taskvec.escaping import markdown, markdown_cell
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
@@ -29,13 +29,13 @@ _KEPT: dict[Kept, str] = {"kept": "kept", "lost": "**lost**", "unsure": "not sur
 VERDICT_HEADS = ("metric", "untouched", "edited", "never seen", "R", "says")
 
 
-def short_verdict(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> list[list[str]]:
+def short_verdict(verdict: Verdict, info_of: Callable[[str], MetricInfo]) -> list[list[str]]:
     """The rows under `VERDICT_HEADS` for a terminal: plain texts, and an interval for R alone."""
     several = len({found.book for found in verdict.metrics}) > 1
     rows = []
     for found in verdict.metrics:
         of = f", {found.book}" if several else ""
-        digits = min(infos[found.metric].digits, 3)
+        digits = min(info_of(found.metric).digits, 3)
         levels = [format_number(value, digits) for value in (found.before, found.after.value, found.never)]
         relative = "–" if found.relative is None else format_interval(found.relative, 2)
         rows.append([found.metric + of, *levels, relative, OUTCOMES[found.outcome]])
@@ -48,12 +48,12 @@ def short_verdict(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> list[lis
     return rows
 
 
-def verdict_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
+def verdict_table(verdict: Verdict, info_of: Callable[[str], MetricInfo]) -> str:
     """What each metric says of each forget book: before, after, never seen, R and the outcome."""
     several = len({found.book for found in verdict.metrics}) > 1
     rows = []
     for found in verdict.metrics:
-        info = infos[found.metric]
+        info = info_of(found.metric)
         name = (info.title or info.name) + (f", {found.book}" if several else "")
         cells = [
             format_number(found.before, info.digits),
@@ -76,10 +76,10 @@ def _emphasised(outcome: Outcome) -> str:
     return f"**{OUTCOMES[outcome]}**" if outcome in ("known", "overdone") else OUTCOMES[outcome]
 
 
-def retained_table(verdict: Verdict, infos: Mapping[str, MetricInfo]) -> str:
+def retained_table(verdict: Verdict, info_of: Callable[[str], MetricInfo]) -> str:
     """What each book to keep lost of each metric, in percent."""
     rows = [
-        [loss.book, infos[loss.metric].title or loss.metric, format_percent(loss.lost), _KEPT[loss.outcome]]
+        [loss.book, info_of(loss.metric).title or loss.metric, format_percent(loss.lost), _KEPT[loss.outcome]]
         for loss in verdict.retained
     ]
     return markdown_table(["book to keep", "metric", "lost", "says"], rows)

@@ -109,7 +109,7 @@ def _chosen(report: UnlearningReport) -> str:
 
 def _verdict(verdict: Verdict, report: UnlearningReport) -> str:
     """What each metric says, as a table."""
-    rows = short_verdict(verdict, {info.name: info for info in report.metrics})
+    rows = short_verdict(verdict, report.metric)
     return "\n".join(_aligned([list(VERDICT_HEADS), *rows]))
 
 
