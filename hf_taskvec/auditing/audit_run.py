@@ -136,7 +136,7 @@ def audit(
     from hf_taskvec.models.loading import load_tokenizer
 
     books = (books,) if isinstance(books, Book) else tuple(books)
-    wanted = _checked_attacks(attacks)
+    wanted = checked_attacks(attacks)
     forget = [book for book in books if book.role == "forget"]
     if not forget:
         raise BadValueError("an audit needs a book to forget: load_book(..., role='forget')")
@@ -248,7 +248,8 @@ def audit(
     return report
 
 
-def _checked_attacks(attacks: Sequence[str]) -> list[str]:
+def checked_attacks(attacks: Sequence[str]) -> list[str]:
+    """The names of kinds of attacks, if there are such."""
     given = [attacks] if isinstance(attacks, str) else list(attacks)
     for name in given:
         if name not in ATTACKS:

@@ -1,6 +1,6 @@
 """An audit in words and tables: one page that a sceptical reader understands."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hf_taskvec.auditing.audit_parts import AttackPoint, Finding, InsideFinding, MembershipFinding
 from hf_taskvec.auditing.audit_report import AuditReport
@@ -15,6 +15,7 @@ from hf_taskvec.evaluation.reporting.verdict_tables import (
     verdict_table,
 )
 from hf_taskvec.evaluation.scoring.metrics import METRICS
+from hf_taskvec.evaluation.scoring.statistics import Interval
 
 _GROUPS = {
     "relearn": "Relearning",
@@ -99,20 +100,34 @@ def _reference(report: AuditReport) -> str:
     )
 
 
-def _overview(report: AuditReport) -> str:
-    """Each attack in one line."""
-    names = report.criteria.judged
+def overview_rows(report: AuditReport, shown: Callable[[Interval], str]) -> list[list[str]]:
+    """Each attack in one row: its name, R by each judged metric, and what that says.
+
+    Args:
+        report (`AuditReport`):
+            What was tried.
+        shown (`Callable`):
+            R as a text. Of several books to forget it is the one that is known best.
+
+    Returns:
+        `list[list[str]]`: Plain texts, in the order of the findings.
+    """
     rows = []
     for finding in report.findings:
         verdict = finding.last.verdict
-        by = {m.metric: m for m in verdict.metrics}
         cells = []
-        for name in names:
-            relative = by[name].relative if name in by else None
-            cells.append("–" if relative is None else format_interval(relative, 2))
-        outcome = OVERALL[verdict.outcome]
-        rows.append([finding.attack, *cells, f"**{outcome}**" if verdict.outcome == "still_known" else outcome])
-    return markdown_table(["attack", *(f"R, {name}" for name in names), "says"], rows)
+        for name in report.criteria.judged:
+            found = [m.relative for m in verdict.metrics if m.metric == name and m.relative is not None]
+            cells.append(shown(min(found, key=lambda each: each.value)) if found else "–")
+        rows.append([finding.attack, *cells, OVERALL[verdict.outcome]])
+    return rows
+
+
+def _overview(report: AuditReport) -> str:
+    rows = overview_rows(report, lambda relative: format_interval(relative, 2))
+    known = OVERALL["still_known"]
+    rows = [[*cells, f"**{says}**" if says == known else says] for *cells, says in rows]
+    return markdown_table(["attack", *(f"R, {name}" for name in report.criteria.judged), "says"], rows)
 
 
 def _finding(finding: Finding) -> str:

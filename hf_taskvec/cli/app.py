@@ -12,6 +12,7 @@ from hf_taskvec._version import __version__
 from hf_taskvec.cli.adapter import adapter_command
 from hf_taskvec.cli.apply import apply_command
 from hf_taskvec.cli.arguments import protect_expression
+from hf_taskvec.cli.audit import audit_command
 from hf_taskvec.cli.card import card_command
 from hf_taskvec.cli.choose import choose_command
 from hf_taskvec.cli.combine import combine_command
@@ -52,6 +53,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "eval": evaluate_command,
         "sweep": sweep_command,
         "choose": choose_command,
+        "audit": audit_command,
         "survival": survival_command,
     },
     "Sharing": {

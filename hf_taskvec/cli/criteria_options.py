@@ -1,4 +1,4 @@
-"""What "forgotten" and "kept" have to mean: the options of `sweep` and `choose`."""
+"""What "forgotten" and "kept" have to mean: the options of `sweep`, `choose` and `audit`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -1,4 +1,4 @@
-"""What `eval` and `sweep` share: the books, the protocol and the models."""
+"""What `eval`, `sweep` and `audit` share: the books, the protocol and the models."""
 
 import ast
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.hub_names import is_folder
 
 if TYPE_CHECKING:
+    from hf_taskvec.algebra.task_vector import TaskVector
     from hf_taskvec.evaluation.texts.books import Book, Role
     from hf_taskvec.evaluation.texts.protocols import Protocol
 
@@ -42,6 +43,9 @@ BlockWordsOption = Annotated[
     int, typer.Option("--block-words", metavar="WORDS", min=10, help="Held out together, about.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of the split, the intervals and the choice.")]
+
+#: what is typed for the vector's own base
+OWN_BASE = "base"
 
 
 def load_books(given: "Mapping[Role, list[str] | None]", *, held_out: float | None, **options: Any) -> "list[Book]":
@@ -93,6 +97,13 @@ def load_reference(where: str | None, name: str | None, dtype: str, token: str |
     if where is None:
         return None
     return {name or (Path(where).resolve().name if is_folder(where) else where): load_model(where, dtype, token)[0]}
+
+
+def own_base(where: str, vector: "TaskVector") -> str:
+    """Where the base of a vector lies: on the Hub, here, or beside the vector's own folder."""
+    from hf_taskvec.models.recorded_base import find_base
+
+    return find_base(vector.provenance, (Path(), Path(where).parent))
 
 
 def evaluation_dry_run(

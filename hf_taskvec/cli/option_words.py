@@ -14,6 +14,7 @@ from typer.models import ArgumentInfo, OptionInfo
 # Calls, and arguments that no command has under that name: what to type for them.
 _CALLS = (
     (r"`?UnlearningReport\.save\(folder\)`?", "`taskvec sweep`"),
+    (r"`?AuditReport\.save\(folder\)`?", "`taskvec audit`"),
     (r"(?:vector|v)\.edit\(model, merge=False\)|\bmerge=False\b", "--attach"),
     (r"\(?\bmerge=True\)?", "without --attach"),
     (r"(?:(?:vector|v)\.)?\bapply\(\w+, output=\.\.\.\)", "`taskvec apply`"),
@@ -23,6 +24,7 @@ _CALLS = (
     (r"(?:TaskVector\.)?from_finetuned\((?:base, tuned)?\)", "`taskvec extract BASE TUNED`"),
     (r"TaskVector\.from_adapter\(model\)", "`taskvec extract ADAPTER`"),
     (r"\bprotocols\.get\([^=()]*, (prompt_length=\.\.\.(?:, answer_length=\.\.\.)?)\)", r"--set \1"),
+    (r"\bload_book\(\.\.\., role='(\w+)'\)", r"--\1 BOOK"),
     (r"\bload_book\(\.\.\., name=\.\.\.\)", "give the files different names"),
     (r"\bload_book\(\.\.\., encoding=[^)]*\)", "save it as UTF-8"),
     (r"\bload the book with held_out=0\b", "pass --all-seen"),

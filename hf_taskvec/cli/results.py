@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hf_taskvec.escaping import json_text, visible, visible_lines
 
@@ -31,8 +31,10 @@ class TextTable:
         from rich.text import Text
 
         drawn = Table(show_edge=False, pad_edge=False)
+        short = all(len(str(row[0])) <= 24 for row in self.rows)  # names that stay whole, whatever else is folded
         for number, column in enumerate(self.columns):
-            drawn.add_column(Text(visible(column)), justify="left" if number == 0 else "right", overflow="fold")
+            side: Literal["left", "right"] = "left" if number == 0 else "right"
+            drawn.add_column(Text(visible(column)), justify=side, overflow="fold", no_wrap=short and number == 0)
         for row in self.rows:
             drawn.add_row(*(Text(visible(str(cell))) for cell in row))
         console = Console(width=None if sys.stdout.isatty() else 100)

@@ -1,7 +1,6 @@
 """`taskvec sweep`: a model with a vector at many λ."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,6 +27,7 @@ from hf_taskvec.cli.criteria_options import (
     chosen_criteria,
 )
 from hf_taskvec.cli.evaluation_options import (
+    OWN_BASE,
     AlignedOption,
     AllSeenOption,
     BatchSizeOption,
@@ -46,21 +46,9 @@ from hf_taskvec.cli.evaluation_options import (
     load_books,
     load_model,
     load_reference,
+    own_base,
 )
 from hf_taskvec.cli.report_answer import show_report
-
-if TYPE_CHECKING:
-    from hf_taskvec.algebra.task_vector import TaskVector
-
-#: what is typed for the vector's own base
-OWN_BASE = "base"
-
-
-def own_base(where: str, vector: "TaskVector") -> str:
-    """Where the base of a vector lies: on the Hub, here, or beside the vector's own folder."""
-    from hf_taskvec.models.recorded_base import find_base
-
-    return find_base(vector.provenance, (Path(), Path(where).parent))
 
 
 def sweep_command(

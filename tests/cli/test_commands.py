@@ -16,6 +16,7 @@ from hf_taskvec.cli.app import app
 
 # Bad input: one sentence, the exit code, no traceback
 
+AUDIT = ["audit", "vector", "tuned", "--forget", "lamps.txt"]
 BAD = [
     (["extract", "nowhere/at/all", "tuned", "-o", "x"], "no folder 'all'"),
     (["extract", "me/none", "tuned", "-o", "x"], "neither a folder here nor a repository"),
@@ -67,6 +68,13 @@ BAD = [
     (["choose", "nowhere", "-o", "x"], "no report at 'nowhere'; `taskvec sweep` writes one"),
     (["choose", "vector", "-o", "x"], "no report at"),
     (["choose", "vector", "--retain-bound", "2", "-o", "x"], "--retain-bound 2.0 must be between 0 and 1"),
+    ([*AUDIT, "--attack", "relern", "--reference", "base", "-o", "x"], "Did you mean 'relearn'"),
+    ([*AUDIT, "--metric", "rogue_l", "--reference", "base", "-o", "x"], "Did you mean 'rouge_l'"),
+    ([*AUDIT, "--learning-rate", "-1", "--reference", "base", "-o", "x"], "--learning-rate -1.0"),
+    ([*AUDIT, "--reference", "nowhere", "-o", "x"], "neither a folder"),
+    ([*AUDIT, "--report", "nowhere", "--reference", "base", "-o", "x"], "no report at"),
+    (["audit", "tuned", *AUDIT[2:], "--scale", "-1", "--reference", "base", "-o", "x"], "the edited model itself"),
+    (["audit", "tuned", *AUDIT[2:], "--reference", "base", "-o", "x"], "no record of its base"),
     (["survival", "vector", "--base", "base", "--scheme", "nf3"], "Did you mean 'nf4'"),
     (["survival", "vector", "--base", "nowhere"], "neither a folder"),
     (["survival", "vector", "--base", "base", "--scales", "a,b"], "is no list of λ"),

@@ -18,6 +18,7 @@ from support.hub_server import HubServer
         ["adapter", "vector", "--rank", "2", "--dense", "drop", "-o", "x"],
         ["eval", "base", "--forget", "lamps.txt", "-o", "x"],
         ["sweep", "vector", "base", "--forget", "lamps.txt", "-o", "x"],
+        ["audit", "vector", "tuned", "--forget", "lamps.txt", "--reference", "base", "-o", "x"],
         ["push", "vector", "me/x"],
     ],
     ids=lambda arguments: arguments[0],
