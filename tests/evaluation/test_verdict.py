@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,17 @@ from hf_taskvec.errors import BadValueError, MissingNameError
 from hf_taskvec.evaluation import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY
 from hf_taskvec.evaluation.scoring.scale_choice import NeverSeen, choose
-from hf_taskvec.evaluation.scoring.statistics import Draws
-from hf_taskvec.evaluation.scoring.verdict import BookColumns, Half, MembershipColumns, judge
+from hf_taskvec.evaluation.scoring.statistics import Draws, Interval
+from hf_taskvec.evaluation.scoring.verdict import (
+    BookColumns,
+    Half,
+    MembershipColumns,
+    MembershipVerdict,
+    MetricVerdict,
+    judge,
+    overall,
+)
+from hf_taskvec.evaluation.scoring.verdict_words import verdict_sentence
 
 DRAWS = Draws(resamples=300)
 #: what a model that knows the book scores, and one that never saw it
@@ -139,7 +150,7 @@ def test_few_passages_are_told_and_how_many_would_do():
     found = judge(-1.0, Half({"alice": wide}), Criteria(metrics=("rouge_l",)), METRICS, DRAWS)
     assert found.outcome == "cannot_tell" and "rests on only 12 passages" in found.sentence
     needed = found.metrics[0].needed
-    assert needed is not None and needed > 12 and f"about {needed} would do" in found.sentence
+    assert needed is not None and needed > 12 and f"about {needed} in place of 12 would do" in found.sentence
     assert "membership was not tested" in found.sentence
     assert "rests on only" not in verdict(1.0).sentence
 
@@ -209,7 +220,7 @@ def test_several_books_to_forget_all_have_to_be_forgotten():
     both = half({-1.0: edited(1.0)})
     known = half({-1.0: edited(0.3)}).forget["alice"]
     found = judge(-1.0, Half({"alice": both.forget["alice"], "emma": known}), Criteria(), METRICS, DRAWS)
-    assert found.outcome == "still_known" and "emma: still generates it" in found.sentence
+    assert found.outcome == "still_known" and "emma: the model still generates it" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -228,3 +239,60 @@ def test_several_books_to_forget_all_have_to_be_forgotten():
 def test_criteria_that_would_pass_anything_are_refused(given, error, message):
     with pytest.raises(error, match=message):
         Criteria(**given)
+
+
+RELATIVE = {
+    "forgotten": (1.0, 0.95, 1.05),
+    "known": (0.3, 0.2, 0.4),
+    "overdone": (1.6, 1.5, 1.7),
+    "unsure": (0.8, 0.6, 1.0),
+    "perhaps overdone": (1.1, 0.9, 1.3),
+}
+
+
+def told(*outcomes: str, membership: str | None = "forgotten", passages: int = 30) -> str:
+    """The sentence on one book where Rouge-L and the loss have these outcomes; `"untestable"` is one too."""
+    metrics = []
+    for name, outcome in zip(("rouge_l", "loss"), outcomes, strict=False):
+        relative = Interval(*RELATIVE[outcome]) if outcome in RELATIVE else None
+        said = "unsure" if outcome == "perhaps overdone" else outcome
+        level, gap = Interval(0.2, 0.1, 0.3), Interval(0.01, -0.02, 0.03)
+        metrics.append(MetricVerdict("alice", name, passages, 0.5, level, 0.1, gap, level, relative, said, None))
+    members = ()
+    if membership is not None:
+        auc = Interval(0.5, 0.4, 0.6)
+        members = (MembershipVerdict("alice", auc, None, auc, None, membership, False),)
+    found = overall(tuple(metrics), members)
+    return verdict_sentence(found, metrics, members, METRICS, Criteria())
+
+
+def test_but_joins_what_disagrees_and_nothing_else():
+    assert "still generates it, and perhaps still predicts it" in told("known", "unsure")
+    assert "perhaps still generates it, and still predicts it" in told("unsure", "known")
+    assert "generates it no more, but still predicts it" in told("forgotten", "known")
+    for pair in itertools.product((*RELATIVE, "untestable"), repeat=2):
+        text = told(*pair)
+        assert not ("still generates it, but" in text and "still predicts it" in text), text
+
+
+def test_what_is_surely_not_known_is_not_called_perhaps_still_known():
+    text = told("overdone", "perhaps overdone")
+    assert "less than one that never saw it, and perhaps predicts it less than one that never saw it" in text
+
+
+def test_a_verdict_by_membership_alone_says_so_first():
+    assert told("forgotten", "forgotten", membership="known").startswith("still known by the membership test: ")
+    over = told("forgotten", "forgotten", membership="overdone")
+    assert over.startswith("forgotten beyond never seen by the membership test: ")
+    assert "because of the membership test alone" in told("forgotten", "forgotten", membership="unsure")
+
+
+def test_every_r_is_called_r_and_a_gap_is_told_by_its_meaning():
+    text = told("untestable", "forgotten")
+    assert "(rouge_l +0.01 [−0.02, 0.03] better than never seen, R = 1.00 [0.95, 1.05] by loss)" in text
+
+
+def test_generated_text_alone_is_called_that():
+    assert "as far as generated text shows" in told("forgotten", membership=None)
+    assert "as far as generated text shows" not in told("forgotten", "forgotten", membership=None)
+    assert told("forgotten", passages=1).endswith("rests on only 1 passage")

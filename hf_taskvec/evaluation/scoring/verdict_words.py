@@ -30,37 +30,46 @@ def verdict_sentence(
             f"an AUC of {_interval(found.reference)}). Give one that never saw the book"
         )
     elif outcome == "as_if_never_seen":
-        text = f"the book is as if never seen ({_numbers(metrics, criteria)})"
+        alone = "" if any(infos[m.metric].likelihood for m in metrics) else ", as far as generated text shows"
+        text = f"the book is as if never seen{alone} ({_numbers(metrics, criteria)})"
     elif outcome == "cannot_tell":
         text = _cannot_tell(metrics, criteria)
     else:
         books = list(dict.fromkeys(found.book for found in metrics))
-        what = [_what([m for m in metrics if m.book == book], infos) for book in books]
+        what = [f"the model {_what([m for m in metrics if m.book == book], infos, criteria)}" for book in books]
         named = what[0] if len(books) == 1 else "; ".join(f"{b}: {w}" for b, w in zip(books, what, strict=True))
-        head = "forgotten beyond never seen: " if outcome == "over_forgotten" else ""
-        text = f"{head}the model {named} ({_numbers(metrics, criteria)})"
+        text = f"{_head(outcome, metrics)}{named} ({_numbers(metrics, criteria)})"
     if not knowing and membership is not None:
         text += _membership(membership, criteria)
     fewest = min((found.passages for found in metrics), default=FEW_PASSAGES)
     if fewest < FEW_PASSAGES:
-        text += f"; mind that this rests on only {fewest} passages"
+        text += f"; mind that this rests on only {fewest} passage{'s' if fewest > 1 else ''}"
     return text
 
 
-def _what(metrics: "Sequence[MetricVerdict]", infos: Mapping[str, MetricInfo]) -> str:
+def _head(outcome: "Overall", metrics: "Sequence[MetricVerdict]") -> str:
+    """What the outcome is, where what the model does with the book would not tell."""
+    found = {m.outcome for m in metrics}
+    if outcome == "over_forgotten":
+        return f"forgotten beyond never seen{'' if 'overdone' in found else ' by the membership test'}: "
+    return "" if "known" in found else "still known by the membership test: "
+
+
+def _what(metrics: "Sequence[MetricVerdict]", infos: Mapping[str, MetricInfo], criteria: Criteria) -> str:
     """What the model still does with a book, and what it does no more."""
     groups = {
         "generate": [m for m in metrics if not infos[m.metric].likelihood],
         "predict": [m for m in metrics if infos[m.metric].likelihood],
     }
-    told = [(verb, *_does(verb, group)) for verb, group in groups.items() if group]
+    told = [_does(verb, group, criteria) for verb, group in groups.items() if group]
     if len(told) == 1:
-        return told[0][2]
-    (_, first, words), (_, second, more) = told
-    return f"{words}, {'and' if first == second else 'but'} {more}"
+        return told[0][1]
+    (first, words), (second, more) = told
+    agree = first == second or {first, second} in ({"known", "unsure"}, {"overdone", "perhaps overdone"})
+    return f"{words}, {'and' if agree else 'but'} {more}"
 
 
-def _does(verb: str, group: "Sequence[MetricVerdict]") -> tuple[str, str]:
+def _does(verb: str, group: "Sequence[MetricVerdict]", criteria: Criteria) -> tuple[str, str]:
     """The outcome of a group of metrics, and its words."""
     by = {outcome: [m.metric for m in group if m.outcome == outcome] for outcome in {m.outcome for m in group}}
     if "known" in by:
@@ -75,47 +84,55 @@ def _does(verb: str, group: "Sequence[MetricVerdict]") -> tuple[str, str]:
     if set(by) == {"forgotten"}:
         return "forgotten", f"{verb}s it no more"
     if set(by) == {"untestable"}:
-        return "untestable", f"hardly {verb}ed it before" if verb != "generate" else "hardly generated it before"
+        return "untestable", f"hardly {verb.removesuffix('e')}ed it before"
+    unsure = [m.relative for m in group if m.outcome == "unsure"]
+    if unsure and "untestable" not in by and all(r is not None and r.low >= criteria.low for r in unsure):
+        return "perhaps overdone", f"perhaps {verb}s it less than one that never saw it"
     return "unsure", f"perhaps still {verb}s it"
 
 
 def _cannot_tell(metrics: "Sequence[MetricVerdict]", criteria: Criteria) -> str:
     hardly = [m for m in metrics if m.outcome == "untestable"]
     unsure = [m for m in metrics if m.outcome == "unsure"]
-    needed = max((m.needed for m in (*hardly, *unsure) if m.needed is not None), default=None)
+    counts = [(m.needed, m.passages) for m in (*hardly, *unsure) if m.needed is not None]
+    needed = (
+        "about {} in place of {}".format(*max(counts)) if counts else None
+    )  # half of all that were asked, in a sweep
     if hardly:
         by = "" if len(hardly) == len(metrics) else f" by {_and(dict.fromkeys(m.metric for m in hardly))}"
         text = f"cannot tell: the model hardly knew the book{by} ({_numbers(metrics, criteria)})"
         remedy = "it must learn the book better first, by more epochs or a higher learning rate"
         if needed is not None:
-            remedy = f"about {needed} passages would show a gap this small, or more epochs of training a larger one"
+            remedy = f"{needed} passages would show a gap this small, or more epochs of training a larger one"
         return f"{text}; {remedy}"
     if unsure:
         text = f"cannot tell: the passages are too few for this closeness ({_numbers(metrics, criteria)})"
-        return f"{text}; about {needed} would do" if needed is not None else text
-    return f"cannot tell by the membership test alone ({_numbers(metrics, criteria)})"
+        return f"{text}; {needed} would do" if needed is not None else text
+    return f"cannot tell, because of the membership test alone ({_numbers(metrics, criteria)})"
 
 
 def _numbers(metrics: "Sequence[MetricVerdict]", criteria: Criteria) -> str:
     several = len({m.book for m in metrics}) > 1
-    told = []
+    told: list[str] = []
+    symbol = "R = "
     for m in metrics:
         of = f" of {m.book}" if several else ""
         if criteria.rule == "margin":
             told.append(f"{m.metric}{of} {_interval(m.difference, sign=True)} from the never-seen level")
         elif m.relative is not None:
-            told.append(f"{_interval(m.relative)} by {m.metric}{of}")
+            told.append(f"{symbol}{_interval(m.relative)} by {m.metric}{of}")
+            symbol = ""
         elif m.gap is not None:
-            told.append(f"{m.metric}{of} {_interval(m.gap, sign=True)} above never seen")
-    relative = criteria.rule == "relative" and any(m.relative is not None for m in metrics)
-    return ("R = " if relative and metrics[0].relative is not None else "") + ", ".join(told)
+            told.append(f"{m.metric}{of} {_interval(m.gap, sign=True)} better than never seen")
+            symbol = "R = "
+    return ", ".join(told)
 
 
 def _membership(membership: "Sequence[MembershipVerdict]", criteria: Criteria) -> str:
     if criteria.rule == "margin":
         return ""
     if not membership:
-        return "; membership was not tested, as there is no text that the model never saw"
+        return "; membership was not tested, which takes the likelihood of text that the model never saw"
     words = {
         "forgotten": "its passages are not told from unseen ones",
         "known": "its passages are still told from unseen ones",
