@@ -296,3 +296,50 @@ def test_generated_text_alone_is_called_that():
     assert "as far as generated text shows" in told("forgotten", membership=None)
     assert "as far as generated text shows" not in told("forgotten", "forgotten", membership=None)
     assert told("forgotten", passages=1).endswith("rests on only 1 passage")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_handful_of_passages_is_sure_of_nothing(n):
+    """The bootstrap of one passage has no width: R of 1.00 [1.00, 1.00] would be a pass."""
+    found = verdict(1.0, n=n)
+    assert found.outcome == "cannot_tell" and found.kept == "unsure" and not found.passed
+    assert {m.outcome for m in found.metrics} == {"unsure"} and {m.needed for m in found.metrics} == {6}
+    assert {m.outcome for m in verdict(0.0, n=n).metrics} == {"unsure"}
+    assert verdict(1.0, n=6).metrics[1].outcome == "forgotten"
+    assert Draws(level=0.95).fewest == 6 and Draws(level=0.5).fewest == 2
+
+
+def chosen(at, criteria=Criteria(), **more):  # noqa: B008 (a frozen value)
+    halves = (half(at, seed=seed, **more) for seed in (0, 100))
+    return choose((0.0, *at), *halves, criteria, METRICS, never_seen=REFERENCE, draws=DRAWS)
+
+
+def test_the_advice_is_about_what_is_missing():
+    found = chosen({-1.0: edited(1.0)}, auc={-1.0: 2.0})
+    assert found.scale is None and "Only the membership test stands against it" in found.reason
+    drawn = spread(0.0, 60, 7, 2.0)
+    noisy = {m: drawn - drawn.mean() if m == "loss" else 0.0 for m in PRIMARY}
+    halves = []
+    for each in (half({-1.0: edited(1.0)}), half({-1.0: edited(1.0)}, seed=100)):
+        wide = {m: BookColumns({**c.at, -1.0: c.at[-1.0] + noisy[m]}, c.never) for m, c in each.forget["alice"].items()}
+        halves.append(Half({"alice": wide}, each.retain, each.membership))
+    strict = Criteria(certain=True, low=0.95, high=1.05)
+    unsure = choose((0.0, -1.0), *halves, strict, METRICS, never_seen=REFERENCE, draws=DRAWS)
+    assert unsure.scale is None and "ask more passages" in unsure.reason and "larger |λ|" not in unsure.reason
+    # What learning the book better costs says nothing of how far one may go the other way.
+    both = chosen({-0.5: edited(0.4), 1.0: edited(-0.1)})
+    assert "λ=-0.5 comes nearest" in both.reason and "larger |λ| than 0.5" in both.reason
+
+
+def test_one_book_that_was_hardly_known_is_not_hidden_by_another():
+    known, unknown = half({-1.0: edited(0.5)}), half({-1.0: edited(0.0)}, never=KNOWN, seed=50)
+    both = Half({"alice": known.forget["alice"], "emma": unknown.forget["alice"]}, known.retain)
+    found = choose((0.0, -1.0), both, both, Criteria(), METRICS, never_seen=REFERENCE, draws=DRAWS)
+    assert found.scale is None and "does not show that the model knew the book" in found.reason
+    assert found.candidates[1].relative == {} and "larger |λ|" not in found.reason
+
+
+def test_only_what_is_judged_has_to_be_measured():
+    Criteria(rule="margin").check(METRICS.values(), {"rouge_l"})
+    with pytest.raises(BadValueError, match="'loss' needs the likelihood"):
+        Criteria().check(METRICS.values(), {"rouge_l"})

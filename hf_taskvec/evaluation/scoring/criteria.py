@@ -88,7 +88,7 @@ class Criteria:
         for name in self.metrics:
             if name not in memory:
                 raise MissingNameError(f"no memory metric {name!r}.{did_you_mean(name, memory)} Use some of {memory}")
-            if name not in measured:
+            if name in self.judged and name not in measured:
                 raise BadValueError(
                     f"metric {name!r} needs the likelihood of the true text: leave likelihood=True, or choose others, "
                     "as in Criteria(metrics=('rouge_l',))"

@@ -47,7 +47,7 @@ class Candidate:
         forget, target (`float`):
             The headline metric of the forget books' seen passages, and of a model that never saw them.
         relative (`dict[str, float]`):
-            R by each metric, of the book where it is farthest from 1; metrics without a gap are left out.
+            R by each metric, of the book where it is farthest from 1; metrics without a gap for a book are left out.
         retained (`dict[str, float]`):
             By each metric, the share that the retained book lost that lost most.
         membership (`float`, *optional*):
@@ -188,6 +188,9 @@ def _candidate(
             low, high = (verdict.relative.low, verdict.relative.high) if criteria.certain else (value, value)
             short.append(criteria.low - low)
             over.append(high - criteria.high)
+    for verdict in found.metrics:  # what other books say of it would hide that one book's cannot be told
+        if verdict.relative is None:
+            relative.pop(verdict.metric, None)
     distances = [m.difference for m in found.membership]
     over += [
         (max(abs(d.low), abs(d.high)) if criteria.certain else abs(d.value)) - criteria.membership for d in distances
@@ -262,8 +265,13 @@ def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Crite
             f"By {', '.join(unknown)} the half that chooses does not show that the model knew the book: ask more "
             "passages, or judge by other metrics"
         )
+    candidates = [c for c in candidates if c.scale * nearest.scale >= 0]  # the other direction is another edit
     cheap = [c for c in candidates if c.worst_retain <= criteria.retain_bound]
     last = max(candidates, key=lambda c: abs(c.scale))
+    if criteria.rule == "relative" and nearest in cheap and _between(nearest, criteria):
+        if nearest.membership is None or abs(nearest.membership) <= criteria.membership:
+            return "Its means meet the criteria, but not its whole intervals: ask more passages"
+        return "Only the membership test stands against it: try other λ around it, or another vector of the book"
     if not any(c.forgets for c in candidates) and last in cheap:
         return f"Try a larger |λ| than {abs(last.scale):g}"
     if any(c.forgets for c in candidates) and not any(c.forgets for c in cheap):
@@ -279,6 +287,10 @@ def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Crite
     if not any(c.forgets for c in candidates):
         return "Forgetting enough would cost the kept books too much: add their vectors back, or repair the model"
     return "Try λ between those that forget too little and those that forget too much"
+
+
+def _between(candidate: Candidate, criteria: Criteria) -> bool:
+    return all(criteria.low <= value <= criteria.high for value in candidate.relative.values())
 
 
 def _pareto(scales: Sequence[float], choosing: Half, reporting: Half, info: MetricInfo) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 Sums are taken by einsum's own loops, not by BLAS, so that the number of threads cannot move the last digit.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -46,6 +47,15 @@ class Draws:
                 f"resamples={self.resamples} and permutations={self.permutations} must be positive, "
                 f"level={self.level} in (0, 1)"
             )
+
+    @property
+    def fewest(self) -> int:
+        """The fewest passages that an interval of this level can be drawn from.
+
+        The truth lies outside of all n passages with a probability of up to 2/2ⁿ, and a bootstrap cannot reach farther
+        than they do: of a single passage its interval has no width at all. At 95 % it takes six.
+        """
+        return math.ceil(math.log2(2 / (1 - self.level)))
 
     def bootstrap(self, n: int) -> "Bootstrap":
         """The resamplings of `n` passages."""

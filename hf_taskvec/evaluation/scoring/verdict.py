@@ -93,7 +93,8 @@ class MetricVerdict:
             R; `None` where the gap is not clearly above 0.
         outcome (`str`):
             `"forgotten"`; `"known"` (still); `"overdone"` (beyond never seen); `"unsure"`: the interval reaches over a
-            bound; `"untestable"`: the model hardly knew the book.
+            bound, or there are too few passages for one (`Draws.fewest`); `"untestable"`: the model hardly knew the
+            book.
         needed (`int`, *optional*):
             About how many passages would settle it, where it is unsure or untestable and passages would help.
     """
@@ -240,6 +241,9 @@ def _metrics(
                 outcome = _by_margin(measured, untouched, criteria.margin, infos[name].higher)
             else:
                 outcome = _by_share(measured.relative, criteria)
+            count = min(len(found.at[scale]), len(found.never))
+            if outcome != "untestable" and count < draws.fewest:
+                outcome = "unsure"
             yield MetricVerdict(
                 book=book,
                 metric=name,
@@ -251,7 +255,7 @@ def _metrics(
                 difference=measured.difference,
                 relative=measured.relative,
                 outcome=outcome,
-                needed=_needed(measured, outcome, criteria),
+                needed=_needed(measured, outcome, criteria, draws.fewest),
             )
 
 
@@ -276,7 +280,7 @@ def placed(found: Interval, low: float, high: float) -> Outcome:
     return "known" if found.high < low else "overdone" if found.low > high else "unsure"
 
 
-def _needed(found: RelativeForgetting, outcome: Outcome, criteria: Criteria) -> int | None:
+def _needed(found: RelativeForgetting, outcome: Outcome, criteria: Criteria, fewest: int) -> int | None:
     """How many passages would settle it: an interval's width falls with the root of their number."""
     if criteria.rule != "relative" or outcome not in ("unsure", "untestable"):
         return None
@@ -288,7 +292,7 @@ def _needed(found: RelativeForgetting, outcome: Outcome, criteria: Criteria) -> 
         room = min(abs(value - criteria.low), abs(value - criteria.high))
     if room <= 0 or half_width / room > 30:  # a thousand times as many would be no advice
         return None
-    return max(found.passages + 1, math.ceil(found.passages * (half_width / room) ** 2))
+    return max(fewest, found.passages + 1, math.ceil(found.passages * (half_width / room) ** 2))
 
 
 def _memberships(scale: float, half: Half, criteria: Criteria, draws: Draws) -> Iterator[MembershipVerdict]:
@@ -304,6 +308,8 @@ def _memberships(scale: float, half: Half, criteria: Criteria, draws: Draws) -> 
         # A high AUC is still known: below the bounds, as for R.
         turned = Interval(-difference.value, -difference.high, -difference.low)
         outcome = placed(turned, -criteria.membership, criteria.membership)
+        if min(len(seen), len(unseen)) < draws.fewest:
+            outcome, knows = "unsure", False
         yield MembershipVerdict(book, auc, reference, difference, priv_leak(auc.value, level), outcome, knows)
 
 
@@ -316,4 +322,6 @@ def _retained(
             if lost is not None:
                 bound = criteria.retain_bound
                 outcome: Kept = "kept" if lost.high <= bound else "lost" if lost.low > bound else "unsure"
+                if len(columns[name].at[scale]) < draws.fewest:
+                    outcome = "unsure"
                 yield RetainedLoss(book, name, lost, outcome)
