@@ -10,6 +10,11 @@ from support.tiny_books import STORY, InPlaceEdit, tiny_llama, train
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation import Criteria, Metric, UnlearningReport, load_book, protocols, sweep
+from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
+from hf_taskvec.evaluation.reporting.report_parts import BookInfo, PassageAtScale, PassageResult
+from hf_taskvec.evaluation.reporting.summary import PassageValues
+from hf_taskvec.evaluation.scoring.metrics import METRICS
+from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.training import TrainingSettings, finetune
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=6)
@@ -127,3 +132,19 @@ def test_without_likelihoods_texts_alone_are_judged(asked, made):
     assert found.choice.verdict.membership == () and found.to_markdown()
     with pytest.raises(BadValueError, match="'loss' needs the likelihood"):
         found.rechoose(Criteria())
+
+
+def test_known_by_heart_is_measured_in_the_protocol_s_own_units():
+    """Scores from 0 to 100: a Rouge-L of 12 is not known by heart."""
+    names = ("rouge_l", "loss", "extraction_strength", "exact_memorisation")
+
+    def passage(split, number):
+        values = {"rouge_l": 12.0 + number % 3, **dict.fromkeys(names[1:], 1.0)}
+        return PassageResult(f"a/{split}/{number}", "a", split, "", "", (PassageAtScale(0.0, "", values),))
+
+    made = [passage(split, number) for split in ("seen", "held_out") for number in range(24)]
+    values = PassageValues(made, (0.0,), [METRICS[name].info for name in names])
+    books = [BookInfo("a", "forget", "", 0, 24, 24)]
+    for factor, by_heart in ((100.0, False), (1.0, True)):
+        found = choose_scale(values, books, Criteria(), Draws(resamples=100), score_factor=factor).never_seen
+        assert ("it was trained on them too" in found.contradiction) == by_heart

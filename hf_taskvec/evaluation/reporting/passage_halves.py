@@ -51,7 +51,7 @@ def choose_scale(
     else:
         scaled = criteria
     halves = _halves(values, books, draws.seed)
-    never_seen = _never_seen(values, books, forget, draws, split_followed)
+    never_seen = _never_seen(values, books, forget, draws, split_followed, score_factor)
     choosing, reporting = (_half(values, books, forget, scaled, ids) for ids in halves)
     if min(_smallest(choosing), _smallest(reporting)) == 0:
         reason = (
@@ -135,7 +135,12 @@ def _smallest(half: Half) -> int:
 
 
 def _never_seen(
-    values: PassageValues, books: Sequence[BookInfo], forget: Sequence[str], draws: Draws, split_followed: bool
+    values: PassageValues,
+    books: Sequence[BookInfo],
+    forget: Sequence[str],
+    draws: Draws,
+    split_followed: bool,
+    score_factor: float,
 ) -> NeverSeen:
     if values.references:
         return NeverSeen("reference", values.references[0])
@@ -143,11 +148,11 @@ def _never_seen(
         return NeverSeen("unseen")
     return NeverSeen(
         "split" if split_followed else "assumed",
-        contradiction=None if split_followed else _contradiction(values, forget, draws),
+        contradiction=None if split_followed else _contradiction(values, forget, draws, score_factor),
     )
 
 
-def _contradiction(values: PassageValues, forget: Sequence[str], draws: Draws) -> str | None:
+def _contradiction(values: PassageValues, forget: Sequence[str], draws: Draws, score_factor: float) -> str | None:
     """What speaks against held-out passages of these books being unseen: they are known as well as the seen ones."""
     metric = next((m for m in ("min_k", "rouge_l") if any(info.name == m for info in values.infos)), "rouge_l")
     for book in forget:
@@ -162,7 +167,7 @@ def _contradiction(values: PassageValues, forget: Sequence[str], draws: Draws) -
             "trained on all of it"
         )
         known = float(values.column(held_out, 0.0, "rouge_l").mean())
-        if known >= _BY_HEART:
+        if known >= _BY_HEART * score_factor:
             text = (
                 f"The model knows the “held-out” passages of {book} as well as the others (Rouge-L {known:.2f}): it "
                 "was trained on them too"
