@@ -18,7 +18,9 @@ from hf_taskvec.auditing.audit_parts import (
 )
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError
 from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.evaluation.texts.books import Role
 from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
 from hf_taskvec.figures import render
 from hf_taskvec.filenames import AUDIT_JSON, AUDIT_MARKDOWN
@@ -43,7 +45,7 @@ class AuditedBook:
     """A book of the audit, and how many passages of it were asked."""
 
     name: str
-    role: str
+    role: Role
     fingerprint: str
     seen: int
     held_out: int
@@ -231,8 +233,7 @@ class AuditReport:
                 protocol = with_later_fields(content.get("protocol"))
                 found = typed(cls, {**content, "protocol": protocol})
                 assert isinstance(found, cls)
-                if not all(finding.points for finding in found.findings):
-                    raise CorruptFileError("an attack has no points.")
+                _check(found)
                 return found
         except (CorruptFileError, BadValueError) as error:
             raise CorruptFileError(f"{path.name} is damaged or no audit: {error} Run the audit again") from None
@@ -240,6 +241,24 @@ class AuditReport:
             f"{path.name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {AUDIT_SCHEMA!r} "
             f"version {AUDIT_VERSION}"
         )
+
+
+def _check(report: AuditReport) -> None:
+    """Refuse what is of the right types and yet could not be shown."""
+    groups = [(report.plain,), *(finding.points for finding in report.findings)]
+    if not all(groups):
+        raise CorruptFileError("an attack has no points.")
+    named = {*report.criteria.metrics, *(r.metric for finding in report.findings for r in finding.robustness)}
+    for points in groups:
+        judged = {each.metric for each in points[-1].verdict.metrics}
+        named |= judged | {each.metric for each in points[-1].verdict.retained}
+        for point in points:
+            if lacking := judged - {each.metric for each in point.results}:
+                raise CorruptFileError(f"an attack is judged by {min(lacking)[:60]!r}, which has no result.")
+    if unknown := named - METRICS.keys():
+        raise CorruptFileError(f"there is no metric {min(unknown)[:60]!r}.")
+    if report.inside is not None and len(report.inside.reference_drops) != len(report.inside.edited_drops):
+        raise CorruptFileError("the layers that cost the untouched model something differ.")
 
 
 def _plain(value: Any) -> Any:

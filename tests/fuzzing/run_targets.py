@@ -19,13 +19,14 @@ from safetensors.torch import load as load_safetensors
 
 from hf_taskvec.analysis.landscapes import _FinishedPoints
 from hf_taskvec.application.finished_files import FinishedFiles
+from hf_taskvec.auditing import AuditReport
 from hf_taskvec.evaluation import Criteria, UnlearningReport
 from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _digest
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
 from hf_taskvec.experiments.results_folder import open_results_folder
-from hf_taskvec.filenames import REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.filenames import AUDIT_JSON, REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
 from hf_taskvec.models.trained_books import recorded_books
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
 from hf_taskvec.training.saved_state import find_state, load_state, save_state
@@ -96,6 +97,33 @@ def expected_report(document: Any, folder: Path) -> Any:
     for key, kind in typing.get_type_hints(UnlearningReport).items():
         found[key] = conforming(kind, document.get(key), key)
     found["protocol"]["hash"] = _protocol_hash(found["protocol"])
+    return found
+
+
+# Audits.
+
+
+def make_audit(folder: Path) -> None:
+    example(AuditReport).save(folder, plots=False)
+
+
+def read_audit(folder: Path) -> Any:
+    report = AuditReport.load(folder)
+    assert report.sentence and report.to_markdown()  # whatever is accepted can be shown
+    return json.loads(json.dumps(report.to_dict()))
+
+
+def expected_audit(document: Any, folder: Path) -> Any:
+    """The very document, if each of its values is of the declared type, and tables have what they show."""
+    document = _typed(_reread(_loaded(document) if isinstance(document, bytes) else document), dict)
+    found = {key: value for key, value in document.items() if key in ("schema", "version")}
+    for key, kind in typing.get_type_hints(AuditReport).items():
+        found[key] = conforming(kind, document.get(key), key)
+    found["protocol"]["hash"] = _protocol_hash(found["protocol"])
+    for points in ([found["plain"]], *(each["points"] for each in found["findings"])):
+        for point in points:
+            if {each["metric"] for each in points[-1]["verdict"]["metrics"]} - {r["metric"] for r in point["results"]}:
+                raise MeaninglessError("a verdict without a result")
     return found
 
 
@@ -477,6 +505,16 @@ TARGETS = [
         Json(),
         make_earlier_report,
         read_earlier_report,
+    ),
+    Target(
+        "audit",
+        ("hf_taskvec.auditing.audit_report:AuditReport.load",),
+        AUDIT_JSON,
+        Json(),
+        make_audit,
+        read_audit,
+        expected_audit,
+        share=2,
     ),
     Target(
         "store of a sweep",
