@@ -63,7 +63,8 @@ def example(kind: Any, name: str = "") -> Any:
 @cache
 def _report() -> UnlearningReport:
     report = example(UnlearningReport)
-    return replace(report, metrics=(replace(report.metrics[0], name="rouge_l"),))
+    metrics = (replace(report.metrics[0], name="rouge_l"),)
+    return replace(report, metrics=metrics, controls=replace(report.controls, metrics=metrics))
 
 
 def make_report(folder: Path) -> None:

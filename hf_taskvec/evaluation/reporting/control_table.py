@@ -217,8 +217,11 @@ class ControlTable:
     def _lines(self, row: ControlRow, book: str) -> list[str]:
         lines = []
         for info in self.metrics:
-            found = next(each for each in row.scores if (each.book, each.metric) == (book, info.name))
+            found = next((each for each in row.scores if (each.book, each.metric) == (book, info.name)), None)
             title = markdown_cell(_title(info))
+            if found is None:  # in a file that was written otherwise
+                lines.append(f"{title}: –")
+                continue
             if row.kind == "untouched":
                 title = "loss" if info.name == "loss" else title
                 lines.append(f"{title}: {format_interval(found.value, info.digits)}")
@@ -330,7 +333,7 @@ def _title(metric: MetricInfo) -> str:
 
 
 def _percent(share: Interval) -> str:
-    value, low, high = (format_number(round(100 * each), 0) for each in (share.value, share.low, share.high))
+    value, low, high = (format_number(100 * each, 0) for each in (share.value, share.low, share.high))
     return f"{value} %" if share.low == share.high == share.value else f"{value} % [{low}, {high}]"
 
 
