@@ -116,8 +116,11 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the book is as if never seen, no other surely lost, and no attack surely brought it back."""
-        told_apart = any(found.outcome == "known" for found in self.membership)
+        """Whether the book is as if never seen, no other surely lost, and no attack surely brought it back.
+
+        Nor may a membership test surely tell its passages from unseen ones, as known or as conspicuously avoided.
+        """
+        told_apart = any(found.outcome in ("known", "overdone") for found in self.membership)
         plain = self.plain.verdict
         forgotten = plain.outcome == "as_if_never_seen" and plain.kept != "lost"
         return forgotten and not self.came_back and not told_apart

@@ -17,6 +17,7 @@ from hf_taskvec.auditing.audit_report import AuditedBook, AuditReport
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Draws, Interval, auc_interval
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
@@ -140,15 +141,20 @@ def audit(
     forget = [book for book in books if book.role == "forget"]
     if not forget:
         raise BadValueError("an audit needs a book to forget: load_book(..., role='forget')")
+    names = {book.name for book in forget}
+    every = [book.name for book in books]
+    if twice := sorted({name for name in every if every.count(name) > 1}):
+        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
     for name, value in (("passages", passages), ("samples", samples)):
         if value < 1:
             raise BadValueError(f"{name}={value} must be at least 1")
     criteria = criteria or Criteria()
-    judging = Judging(criteria, Draws(resamples, level, seed=seed))
+    criteria.check(METRICS.values(), METRICS)
     budget = relearning or Relearning(seed=seed)
     lora_rate = 10 * budget.learning_rate if lora_learning_rate is None else lora_learning_rate
     asked = protocols.get(protocol)
     asked = replace(asked, samples=passages if asked.samples is None else min(asked.samples, passages))
+    judging = Judging(criteria.in_units(asked.score_factor), Draws(resamples, level, seed=seed))
     if output is not None:
         ensure_writable(Path(output))
         ensure_matplotlib()
@@ -157,9 +163,10 @@ def audit(
     asking = Asking(asked, tokenizer, finished, batch_size, progress)
     asked_books = [book for book in books if book.role != "aligned"]
     found, _ = find_all_passages(asked_books, asked, tokenizer)
-    names = {book.name for book in forget}
     seen, kept = ([p for p in found if p.split == "seen" and (p.book in names) == own] for own in (True, False))
-    found = (*seen, *kept, *(p for p in found if p.split == "held_out" and p.book not in {k.book for k in kept}))
+    # The held-out part of a book to keep is no text like the forgotten one: it tells nothing of membership.
+    compared = {book.name for book in books if book.role in ("forget", "unseen")}
+    found = (*seen, *kept, *(p for p in found if p.split == "held_out" and p.book in compared))
     seconds: dict[str, float] = {}
     not_tried: dict[str, str] = {}
 
@@ -266,7 +273,7 @@ def _reference_aucs(
     found = {}
     for book in forget:
         seen, unseen = told_apart(passages, book)
-        if seen and unseen:
+        if min(len(seen), len(unseen)) >= draws.fewest:
             first, second = ([values[p.id]["min_k"] for p in group] for group in (seen, unseen))
             found[book.name] = auc_interval(first, second, min(draws.resamples, 500), draws.level, draws.seed)
     return found

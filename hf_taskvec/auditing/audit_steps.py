@@ -20,7 +20,7 @@ from hf_taskvec.auditing.audit_parts import (
     MembershipFinding,
     Robustness,
 )
-from hf_taskvec.errors import BadValueError, TaskVectorError, UnsupportedError
+from hf_taskvec.errors import BadValueError, DivergedError, TaskVectorError, UnsupportedError
 from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.scoring.verdict import placed
@@ -30,6 +30,8 @@ from hf_taskvec.training.settings import Method
 
 # Scores from 0 upwards, by which robustness is stated.
 _KNOWLEDGE = ("rouge_l", "exact_memorisation", "extraction_strength")
+# One attack that cannot be made is not the end of the others; a model may also break under it: its logits are NaN.
+_NOT_TRIED = (UnsupportedError, DivergedError, BadValueError)
 
 
 def relearn_findings(
@@ -98,7 +100,7 @@ def _relearn(
             for step, attacked in relearned(model, blocks, settings, progress=asking.progress):
                 label = f"{name}, {which}, step {step}"
                 values.setdefault(step, {})[which] = asking.values(attacked, passages, label)
-    except UnsupportedError as error:
+    except _NOT_TRIED as error:
         not_tried[name] = str(error)
         return []
     points = [judging.point(0, passages, plain)]
@@ -142,7 +144,7 @@ def quantise_findings(
                 # NF4's layers compute with the dequantised weights: the same numbers, on every machine.
                 attacked = quantised(model, scheme, dequantise=scheme == "nf4")
                 values[which] = asking.values(attacked, passages, f"{name}, {which}")
-        except UnsupportedError as error:
+        except _NOT_TRIED as error:
             not_tried[name] = str(error)
             continue
         point = judging.point(0, passages, values)
@@ -303,6 +305,8 @@ def membership_findings(
             d = result.difference
             bound = judging.criteria.membership
             outcome = placed(Interval(-d.value, -d.high, -d.low), -bound, bound)
+            if min(map(len, groups)) < judging.draws.fewest:
+                outcome = "unsure"
             found.append(
                 MembershipFinding(
                     book.name, test, before[test], result.auc, result.reference_auc, d, result.priv_leak, outcome

@@ -49,7 +49,10 @@ def audit_sentence(report: AuditReport) -> str:
             text += f" {len(unsure)} cannot be told: {', '.join(unsure)}."
     known = [_TESTS.get(found.test, found.test) for found in report.membership if found.outcome == "known"]
     if known:
-        text += f" Membership tests still tell its passages from unseen ones: {', '.join(known)}."
+        text += f" Membership tests still tell its passages from unseen ones: {', '.join(dict.fromkeys(known))}."
+    avoided = [_TESTS.get(found.test, found.test) for found in report.membership if found.outcome == "overdone"]
+    if avoided:
+        text += f" By membership tests its passages are conspicuously avoided: {', '.join(dict.fromkeys(avoided))}."
     if report.inside is not None and report.inside.depth is not None:
         text += f" Unlearning depth {format_interval(report.inside.depth, 2)} (0 untouched, 1 never seen)."
     if report.not_tried:
@@ -92,7 +95,7 @@ def audit_markdown(report: AuditReport) -> str:
 
 def _reference(report: AuditReport) -> str:
     if not report.reference_auc:
-        return "Whether the reference knows the book could not be checked: there is no text like it to compare with."
+        return "Whether the reference knows the book could not be checked: too little text like it is given."
     told = [f"{markdown(book)} {format_interval(auc, 2)}" for book, auc in report.reference_auc.items()]
     return (
         "The reference does not know the book: it tells seen from unseen passages with an AUC of "

@@ -11,9 +11,11 @@ from support.memorised_books import filtered
 
 from hf_taskvec import TaskVector
 from hf_taskvec.auditing import AuditReport, Relearning, audit
+from hf_taskvec.auditing.audit_parts import MembershipFinding
 from hf_taskvec.auditing.audit_report import AUDIT_VERSION
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError
-from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation import Criteria, protocols
+from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.models.fingerprints import full_fingerprint
 
 ASKED = protocols.get(prompt_length=8, answer_length=8)
@@ -137,6 +139,7 @@ def test_a_reference_that_knows_the_book_is_refused_before_any_attack(audited):
         ({"passages": 0}, BadValueError, "passages=0"),
         ({"reference": "base"}, BadValueError, "must be a live model"),
         ({"change": "vector"}, BadValueError, "must be a task vector"),
+        ({"criteria": Criteria(metrics=("my_own",))}, MissingNameError, "no memory metric 'my_own'"),
     ],
 )
 def test_bad_input_is_told_before_any_work(audited, more, error, message):
@@ -146,6 +149,9 @@ def test_bad_input_is_told_before_any_work(audited, more, error, message):
         audit(audited.untouched, change, audited.books, ASKED, tokenizer=audited.tokenizer, **given)
     with pytest.raises(BadValueError, match="a book to forget"):
         audit(audited.untouched, audited.twin, audited.books[1:], ASKED, reference=audited.reference)
+    namesakes = [audited.books[0], replace(audited.books[2], name=audited.books[0].name)]
+    with pytest.raises(BadValueError, match="two books are called 'lost'"):  # their passages would have the same ids
+        audit(audited.untouched, audited.twin, namesakes, ASKED, reference=audited.reference)
 
 
 def test_a_damaged_report_is_an_error_of_ours(audited, tmp_path):
@@ -159,3 +165,37 @@ def test_a_damaged_report_is_an_error_of_ours(audited, tmp_path):
             AuditReport.load(tmp_path)
     with pytest.raises(MissingFileError, match="no audit at"):
         AuditReport.load(tmp_path / "nowhere")
+
+
+def test_a_margin_means_the_same_whatever_the_scores_go_up_to(audited):
+    criteria = Criteria(rule="margin", margin=0.1)
+    three = (audited.untouched, audited.twin, audited.books)
+    more = {"reference": audited.reference, "tokenizer": audited.tokenizer, "attacks": [], "resamples": 100}
+    plain, percent = (
+        audit(*three, replace(ASKED, score_factor=factor), criteria=criteria, **more) for factor in (1.0, 100.0)
+    )
+    assert plain.plain.verdict.outcome == percent.plain.verdict.outcome == "as_if_never_seen"
+    assert percent.criteria == criteria
+
+
+def test_to_avoid_a_book_conspicuously_fails_an_audit(audited):
+    report = audited_by(audited, audited.twin)
+    auc = Interval(0.2, 0.1, 0.3)
+    avoided = MembershipFinding("lost", "min_k", auc, auc, auc, auc, 60.0, "overdone")
+    found = replace(report, membership=(avoided,))
+    assert report.passed and not found.passed and "conspicuously avoided: Min-K %" in found.sentence
+
+
+def test_a_handful_of_passages_and_other_books_say_nothing_of_membership(audited):
+    report = audited_by(audited, audited.twin, "membership", passages=3)
+    assert {found.outcome for found in report.membership} == {"unsure"} and not report.passed
+    assert report.reference_auc == {} and "could not be checked" in report.to_markdown()
+    lost, near, kept = audited.books
+    kept = replace(kept, sections=tuple(replace(section, split="held_out") for section in kept.sections))
+    report = audited_by(replace(audited, books=(lost, near, kept)), audited.twin)
+    assert [(book.seen, book.held_out) for book in report.books if book.name == "kept"] == [(0, 0)]
+
+
+def test_relearning_that_diverges_is_not_the_end_of_the_audit(audited):
+    report = audited_by(audited, audited.twin, "relearn", relearning=replace(BUDGET, learning_rate=1e30))
+    assert not report.findings and set(report.not_tried) >= {"relearn-forget", "relearn-unrelated"}

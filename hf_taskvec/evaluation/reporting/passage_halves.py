@@ -46,10 +46,7 @@ def choose_scale(
     forget = [b.name for b in books if b.role == "forget"]
     if not forget:
         return None
-    if criteria.headline.startswith("rouge"):
-        scaled = replace(criteria, margin=criteria.margin * score_factor)
-    else:
-        scaled = criteria
+    scaled = criteria.in_units(score_factor)
     halves = _halves(values, books, draws.seed)
     never_seen = _never_seen(values, books, forget, draws, split_followed, score_factor)
     choosing, reporting = (_half(values, books, forget, scaled, ids) for ids in halves)

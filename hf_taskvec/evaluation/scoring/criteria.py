@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
@@ -80,6 +80,10 @@ class Criteria:
     def judged(self) -> tuple[str, ...]:
         """The metrics that decide under the rule."""
         return self.metrics if self.rule == "relative" else self.metrics[:1]
+
+    def in_units(self, score_factor: float) -> "Criteria":
+        """The same for a protocol whose Rouge-L goes up to `score_factor`: the margin is stored for one up to 1."""
+        return replace(self, margin=self.margin * score_factor) if self.headline.startswith("rouge") else self
 
     def check(self, known: Iterable[MetricInfo], measured: Collection[str]) -> None:
         """Refuse metrics that do not exist, say nothing of memory, or were not measured."""
