@@ -224,3 +224,11 @@ def test_what_the_paper_states_is_used() -> None:
 def test_no_path_is_recorded() -> None:
     found = config("--base-model", "/home/me/gpt2", "--books", "forget=/home/me/a.txt", "retain=/home/me/b.txt")
     assert "/home" not in json.dumps(found.resolved({"base_model": "gpt2 0123"}))
+
+
+def test_an_audit_needs_a_model_that_never_saw_the_book() -> None:
+    with pytest.raises(TaskVectorError, match=r"--audit needs a model that never saw the book: --reference-model"):
+        config("--audit", "true", "--retrain", "false")
+    assert config("--audit", "true", "--retrain", "false", "--reference-model", "never").audit
+    with pytest.raises(TaskVectorError, match=r"audit.passages"):
+        config("--audit", "true", "--audit-passages", "0")
