@@ -38,6 +38,21 @@ def progress_bar(
     return tqdm(items, desc=visible(what), total=total, disable=None if shown is None else not shown, **options)
 
 
+def progress_line(text: str, progress: bool | None) -> None:
+    """Write a line between the progress bars of a long call, where these are shown.
+
+    Args:
+        text (`str`):
+            What is done next.
+        progress (`bool` or `None`):
+            As for `progress_bar`.
+
+    """
+    shown = sys.stderr.isatty() if progress is None else progress
+    if shown and is_main_process():
+        print(visible(text), file=sys.stderr)
+
+
 @contextmanager
 def library_bars(progress: bool | None, *libraries: Any) -> Iterator[None]:
     """The progress bars of Hugging Face libraries inside the block: shown, hidden, or as is fit.

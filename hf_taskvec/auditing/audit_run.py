@@ -23,6 +23,7 @@ from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book
 from hf_taskvec.evaluation.texts.leaks import find_all_passages
 from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.progress import progress_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,8 +171,12 @@ def audit(
     seconds: dict[str, float] = {}
     not_tried: dict[str, str] = {}
 
+    parts = ["plain", *(name for name in ATTACKS if name in wanted)]
+
     @contextmanager
     def timed(name: str) -> Iterator[None]:
+        what = "before any attack" if name == "plain" else name
+        progress_line(f"audit, part {parts.index(name) + 1} of {len(parts)}: {what}", progress)
         begin = time.perf_counter()
         yield
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin

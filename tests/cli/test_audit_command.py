@@ -16,7 +16,9 @@ BOOKS = ["--forget", "lamps.txt", "--retain", "boats.txt", *ASKED]
 BUDGET = ["--passages", 6, "--samples", 2, "--learning-rate", 1e-3, "--lora-learning-rate", 2e-3, "--seed", 3]
 
 
-def test_an_audit_is_the_librarys_with_every_setting(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+def test_an_audit_is_the_librarys_with_every_setting(
+    taskvec: Run, edited: Edited, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from hf_taskvec.cli.evaluation_options import load_model
 
     criteria = ["--metric", "loss", "--metric", "rouge_l", "--low", 0.5, "--high", 1.5, "--membership", 0.45]
@@ -43,7 +45,11 @@ def test_an_audit_is_the_librarys_with_every_setting(taskvec: Run, edited: Edite
         relearning=Relearning(learning_rate=1e-3, epochs=2, seed=3),
         lora_learning_rate=2e-3,
         seed=3,
+        progress=True,
     )
+    shown = capsys.readouterr().err
+    parts = ("before any attack", "sample", "prompt")
+    assert [f"audit, part {number} of 3: {what}\n" in shown for number, what in enumerate(parts, 1)] == [True] * 3
     assert {**report.to_dict(), "seconds": {}} == {**expected.to_dict(), "seconds": {}}
     told = {"output": str(tmp_path / "out"), "scale": -0.5, "passed": report.passed, "sentence": report.sentence}
     assert answer.json == told | json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))

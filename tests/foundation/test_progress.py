@@ -3,7 +3,7 @@
 import pytest
 
 from hf_taskvec import distributed
-from hf_taskvec.progress import progress_bar
+from hf_taskvec.progress import progress_bar, progress_line
 
 
 def test_a_bar_is_shown_when_asked_for_and_never_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -11,6 +11,18 @@ def test_a_bar_is_shown_when_asked_for_and_never_without_a_terminal(capsys: pyte
     assert "Counting: 100%" in capsys.readouterr().err
     for progress in (None, False):  # what pytest captures is no terminal
         assert list(progress_bar([1, 2, 3], "Counting", progress)) == [1, 2, 3]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_is_written_where_bars_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for progress in (True, None, False):
+        progress_line("part 1 of 2", progress)
+        assert capsys.readouterr().err == ("part 1 of 2\n" if progress else "")
+    monkeypatch.setattr(distributed, "_is_set_up", lambda: False)
+    monkeypatch.setenv("RANK", "1")
+    progress_line("part 1 of 2", True)
     assert capsys.readouterr().err == ""
 
 
