@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from hf_taskvec.evaluation.scoring.metrics import METRICS
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricInfo, measure
 from hf_taskvec.evaluation.scoring.relative_forgetting import relative_forgetting, share_lost
 from hf_taskvec.evaluation.scoring.statistics import Draws
 
@@ -77,3 +79,18 @@ def test_what_a_kept_book_lost_is_a_share_of_its_score_or_of_a_tokens_probabilit
     by_perplexity = share_lost(np.exp(scores(1.0)), 2 * np.exp(scores(1.0)), METRICS["perplexity"], DRAWS)
     assert by_perplexity is not None and by_perplexity.value == pytest.approx(0.5)
     assert share_lost(np.zeros(5), np.zeros(5), METRICS["rouge_l"], DRAWS) is None
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_what_is_lost_of_a_score_below_zero_is_lost(higher):
+    info = MetricInfo("own", "memory", higher, "a score of one's own")
+    before, worse = np.full(8, -2.0), np.full(8, -3.0 if higher else -1.0)
+    assert share_lost(before, worse, info, Draws(resamples=50)).value == pytest.approx(0.5)
+    assert share_lost(before, before, info, Draws(resamples=50)).value == 0
+
+
+@pytest.mark.parametrize(("value", "geometric"), [(float("nan"), False), (float("inf"), False), (0.0, True)])
+def test_an_own_metric_that_gives_no_number_is_refused_by_name(value, geometric):
+    own = Metric("mine", "memory", True, "", geometric=geometric, compute=lambda passage, protocol: value)
+    with pytest.raises(BadValueError, match=r"metric 'mine' is .* must give a finite number"):
+        measure(AnsweredPassage("a b", "a b", (), ()), protocols.get(), [own])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
@@ -280,5 +281,11 @@ def measure(answered: AnsweredPassage, protocol: Protocol, own: Sequence[Metric]
     }
     for metric in (*METRICS.values(), *own):
         if metric.compute is not None and (answered.log_probs or not metric.likelihood):
-            found[metric.name] = float(metric.compute(answered, protocol))
+            value = found[metric.name] = float(metric.compute(answered, protocol))
+            if not math.isfinite(value) or (metric.geometric and value <= 0):
+                above = " above 0, as it is averaged in the logarithm" if metric.geometric else ""
+                raise BadValueError(
+                    f"metric {metric.name!r} is {value} on the answer {answered.output[:40]!r}: its function "
+                    f"must give a finite number{above}"
+                )
     return found

@@ -148,8 +148,9 @@ def _lost_in_draws(before: Array, after: Array, metric: MetricInfo, draw: Bootst
     usable = levels != 0  # all the passages with a score may be missing from a resampling
     if level == 0 or not usable.any():
         return None
-    shares = sign * (1 - all_kept / np.where(usable, levels, np.nan))
-    return float(sign * (1 - kept / level)) + 0.0, shares + 0.0  # + 0.0: there is no −0
+    # A share of the size: of a score below 0, a smaller one is lost too.
+    shares = sign * (levels - all_kept) / np.abs(np.where(usable, levels, np.nan))
+    return float(sign * (level - kept) / abs(level)) + 0.0, shares + 0.0  # + 0.0: there is no −0
 
 
 def _plain(values: Array, metric: MetricInfo) -> Array:
