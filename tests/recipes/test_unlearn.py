@@ -19,6 +19,7 @@ import torch
 from support import launch
 
 from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.auditing import AuditReport
 from hf_taskvec.evaluation import UnlearningReport
 from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.synthetic_library.book_writer import write_library
@@ -152,6 +153,26 @@ def test_what_is_finished_is_not_done_again(finished: tuple[Path, str], main: An
     assert report.timing.generated == 0
     assert len(re.findall("done before", capsys.readouterr().out)) == 6
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_controls_and_an_audit_are_made_where_they_are_asked_for(
+    finished: tuple[Path, str], main: Any, capsys: Any, tmp_path: Path
+) -> None:
+    asked = ["--controls", "true", "--audit", "true", "--audit-passages", "4", "--audit-samples", "2"]
+    asked += ["--membership", "0.5"]  # four passages tell no reference that knows the book from one that does not
+    report = main([*flags(), *asked, "--output", str(tmp_path / "out"), "--cache", str(finished[0] / "stages")])
+    said = " ".join(capsys.readouterr().out.split())
+    stored, audited = UnlearningReport.load(tmp_path / "out"), AuditReport.load(tmp_path / "out")
+    assert stored.controls == report.controls and stored.choice is not None
+    kinds = {row.kind for row in stored.controls.rows}
+    assert {"untouched", "vector", "other_vector", "noise", "output_noise", "reference"} <= kinds
+    assert stored.controls.scale == stored.choice.judged
+    assert " ".join(stored.controls.sentence.split()) in said
+    assert f"The audit of λ = {stored.choice.judged:g}: {audited.sentence}" in said
+    assert {finding.group for finding in audited.findings} >= {"relearn", "sample", "prompt"}
+    assert (audited.settings.passages, audited.settings.samples) == (4, 2)
+    for name in ("audit.md", "audit-attacks.png", "audit-relearning.svg", "audit-inside.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 1000
 
 
 def test_a_killed_experiment_continues_and_reports_the_same(finished: tuple[Path, str], tmp_path: Path) -> None:
