@@ -34,7 +34,7 @@ REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_FOLDER = "report"
 #: a report's plots, without their endings
-REPORT_PLOTS = ("scores", "pareto", "samples")
+REPORT_PLOTS = ("scores", "forgetting", "pareto", "samples")
 #: the report of an audit, and its plots
 AUDIT_JSON = "audit.json"
 AUDIT_MARKDOWN = "audit.md"

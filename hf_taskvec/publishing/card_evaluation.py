@@ -51,6 +51,7 @@ def evaluation_section(
 ) -> dict[str, Any]:
     """The report as the card's template shows it."""
     from hf_taskvec.evaluation.reporting.tables import score_table
+    from hf_taskvec.evaluation.reporting.verdict_tables import verdict_table
 
     measured = {metric.name for metric in report.metrics}
     wanted = [("rouge_l", "Rouge-L"), ("perplexity", "Perplexity of the true text")]
@@ -61,6 +62,10 @@ def evaluation_section(
         for split, words in splits
         if metric in measured and any(score.split == split for score in report.scores)
     ]
+    choice = report.choice
+    if choice is not None and choice.verdict is not None and scale is not None and choice.judged == scale:
+        title = "The verdict, on passages that had no part in the choice of λ"
+        tables.insert(0, {"title": title, "rows": verdict_table(choice.verdict, report.metric)})
     books = ", ".join(
         f"{markdown(b.name)} ({b.role}: {b.seen} seen and {b.held_out} held-out passages)" for b in report.books
     )

@@ -278,6 +278,7 @@ def test_a_retrained_reference_sets_the_never_seen_level(made):
     assert all(m.gap.value > 0 for m in verdict.metrics)
     text = found.to_markdown()
     assert "| Extraction strength |" in text and "| Membership AUC |" in text
+    assert list(found.figures()) == ["scores", "forgetting", "pareto", "samples"]  # R has a plot where it has values
 
 
 def test_reference_models_are_shown_under_their_names_and_the_first_one_decides(made):

@@ -33,7 +33,14 @@ def ensure_matplotlib() -> None:
 def report_figures(report: UnlearningReport, only: Sequence[str] | None = None) -> "dict[str, Figure]":
     """Every plot (or `only` those of some names), by name."""
     ensure_matplotlib()
-    pages = {"scores": scores_figure, "pareto": pareto_figure, "samples": samples_figure}
+    pages = {
+        "scores": scores_figure,
+        "forgetting": forgetting_figure,
+        "pareto": pareto_figure,
+        "samples": samples_figure,
+    }
+    if report.choice is None or not any(each.relative for each in report.choice.candidates):
+        del pages["forgetting"]  # nothing to forget, or an earlier report
     with figures.styled():
         return {name: draw(report) for name, draw in pages.items() if only is None or name in only}
 
@@ -91,6 +98,43 @@ def scores_figure(report: UnlearningReport) -> "Figure":
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
     title = f"Scores against λ, with {report.settings.level:.0%} intervals ({literal(report.protocol.id)})"
     figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def forgetting_figure(report: UnlearningReport) -> "Figure":
+    """R by every metric against λ, and what the kept books lost: the means on the half that chooses."""
+    from matplotlib.figure import Figure
+
+    choice = report.choice
+    assert choice is not None
+    criteria, candidates = choice.criteria, sorted(choice.candidates, key=lambda each: each.scale)
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.axhspan(criteria.low, criteria.high, color="0.92", zorder=0)
+    right.axhspan(0, criteria.retain_bound, color="0.92", zorder=0)
+    for number, name in enumerate(criteria.judged):
+        info = report.metric(name)
+        known = [(each.scale, each.relative[name]) for each in candidates if name in each.relative]
+        lost = [(each.scale, each.retained[name]) for each in candidates if name in each.retained]
+        for axes, points in ((left, known), (right, lost)):
+            if points:
+                style = {"label": literal(info.title or name), "markersize": 6, "linewidth": 1.8}
+                axes.plot(*zip(*points, strict=True), **style, **look(number))
+    left.set_ylabel("R: 0 untouched, 1 as if never seen")
+    left.set_title("Forgetting (band: as if never seen)", fontsize=11.5)
+    right.set_ylabel("share lost by the kept book that lost most")
+    right.set_title("Cost (band: allowed)", fontsize=11.5)
+    for axes in (left, right):
+        axes.set_xlabel("λ")
+        axes.grid(alpha=0.25)
+        if choice.judged is not None:
+            axes.axvline(choice.judged, color="0.4", linestyle=":", linewidth=1.5)
+        axes.invert_xaxis()
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    if choice.judged is not None:
+        which = "chosen" if choice.scale is not None else "nearest"
+        figure.suptitle(f"Dotted: the {which} λ = {choice.judged:g}".replace("-", "−"), fontsize=11)
     return figure
 
 

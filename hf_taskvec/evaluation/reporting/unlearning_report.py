@@ -343,7 +343,7 @@ class UnlearningReport:
         return report_markdown(self)
 
     def figures(self) -> "dict[str, Figure]":
-        """The plots: `scores` (against λ), `pareto` (forgetting against keeping), `samples` (texts before and after).
+        """The plots: `scores` and `forgetting` (R) against λ, `pareto` (what it costs), `samples` (before and after).
 
         Returns:
             `dict[str, matplotlib.figure.Figure]`: The figures by the names of the files that `save` writes them to.
