@@ -300,6 +300,17 @@ class UnlearningReport:
         tests = all_loss_tests(values, self.books, self.metric(criteria.headline), draws)
         return replace(self, choice=choice, tests=tests)
 
+    def _check_metrics(self) -> None:
+        """Refuse scores and verdicts of metrics that the report does not explain."""
+        used = [score.metric for score in self.scores]
+        if self.choice is not None:
+            used += self.choice.criteria.metrics
+            verdict = self.choice.verdict
+            used += [] if verdict is None else [found.metric for found in (*verdict.metrics, *verdict.retained)]
+        unknown = set(used) - {info.name for info in self.metrics}
+        if unknown:
+            raise CorruptFileError(f"it has values of {min(unknown)[:60]!r}, but no such metric.")
+
     def _check_passages(self) -> None:
         """Refuse passages that lack a λ, a reference model or a value: a file may hold anything."""
         names = [info.name for info in self.references]
@@ -435,7 +446,9 @@ class UnlearningReport:
             if head == _Head(REPORT_SCHEMA, REPORT_VERSION):
                 protocol = with_later_fields(content.get("protocol"))
                 # Earlier reports have no theory and no controls.
-                return typed(cls, {"theory": None, "controls": None, **content, "protocol": protocol})
+                found = typed(cls, {"theory": None, "controls": None, **content, "protocol": protocol})
+                found._check_metrics()
+                return found
         except (CorruptFileError, BadValueError) as error:  # of another type; a protocol of senseless numbers
             raise CorruptFileError(f"{name} is damaged or no report: {error} Run the sweep again") from None
         raise CorruptFileError(
