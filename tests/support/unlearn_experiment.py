@@ -32,8 +32,13 @@ def candidates(report: UnlearningReport, forget: dict[float, float], target: flo
         Candidate(scale, score, target, {}, {}, None, score <= target, 0.0, 1.0, False)
         for scale, score in forget.items()
     )
-    nearest = min((c for c in made if c.scale), key=lambda c: abs(c.forget - c.target), default=made[0])
+    nearest = min((c for c in made if c.scale), key=lambda c: abs(c.forget - c.target), default=None)
     choice = dataclasses.replace(
-        report.choice, scale=None, nearest=nearest.scale, reason="no λ qualifies", candidates=made, verdict=None
+        report.choice,
+        scale=None,
+        nearest=None if nearest is None else nearest.scale,
+        reason="no λ qualifies",
+        candidates=made,
+        verdict=None,
     )
     return dataclasses.replace(report, choice=choice)

@@ -305,8 +305,8 @@ class UnlearningReport:
         used = [score.metric for score in self.scores]
         if self.choice is not None:
             used += self.choice.criteria.metrics
-            verdict = self.choice.verdict
-            used += [] if verdict is None else [found.metric for found in (*verdict.metrics, *verdict.retained)]
+            if (verdict := self.choice.verdict) is not None:
+                used += [found.metric for found in verdict.metrics] + [lost.metric for lost in verdict.retained]
         unknown = set(used) - {info.name for info in self.metrics}
         if unknown:
             raise CorruptFileError(f"it has values of {min(unknown)[:60]!r}, but no such metric.")
