@@ -5,6 +5,7 @@ import pytest
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation import protocols
+from hf_taskvec.evaluation.scoring.drop_tests import losses
 from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricInfo, measure
 from hf_taskvec.evaluation.scoring.relative_forgetting import relative_forgetting, share_lost
 from hf_taskvec.evaluation.scoring.statistics import Draws
@@ -87,6 +88,7 @@ def test_what_is_lost_of_a_score_below_zero_is_lost(higher):
     before, worse = np.full(8, -2.0), np.full(8, -3.0 if higher else -1.0)
     assert share_lost(before, worse, info, Draws(resamples=50)).value == pytest.approx(0.5)
     assert share_lost(before, before, info, Draws(resamples=50)).value == 0
+    assert losses(before, worse, info).mean() == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("value", "geometric"), [(float("nan"), False), (float("inf"), False), (0.0, True)])

@@ -53,7 +53,7 @@ def losses(before: Array, after: Array, metric: MetricInfo) -> Array:
         return -grown if metric.higher else grown
     lost = before - after if metric.higher else after - before
     level = before.mean() if len(before) and not metric.nats else 0.0
-    return lost / level if level else lost
+    return lost / abs(level) if level else lost
 
 
 def loss_tests(
