@@ -314,7 +314,7 @@ def test_begun_anew_nothing_of_before_is_left(
     left = {path.name for path in output.iterdir()}
     assert not left & {"model", "adapter"} and {"vector", "report.json", "notes.txt", "stages"} <= left
     assert UnlearningReport.load(output) == report
-    assert "No λ was chosen" in capsys.readouterr().out
+    assert "no λ" in capsys.readouterr().out
 
 
 def test_the_compressed_and_the_pruned_vector_are_swept_and_saved(
@@ -333,7 +333,8 @@ def test_the_chosen_model_is_pushed(finished: tuple[Path, str], main: Any, hub: 
     from transformers import AutoModelForCausalLM
 
     more = ["--output", str(tmp_path / "out"), "--cache", str(finished[0] / "stages"), "--push-to-hub", "me/forgetful"]
-    report = main([*flags(), *more])
+    lenient = ["--rule", "margin", "--retain-bound", "1"]  # by Rouge-L alone, whatever it costs
+    report = main([*flags(), *more, *lenient])
     assert report.choice is not None and report.choice.scale, "the small experiment must choose a λ for this test"
     files = hub.files("me/forgetful")
     assert {"README.md", "model.safetensors", "report/report.json"} <= set(files)
