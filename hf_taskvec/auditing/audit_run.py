@@ -20,7 +20,7 @@ from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Draws, Interval, auc_interval
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.books import Book, check_book_names
 from hf_taskvec.evaluation.texts.leaks import find_all_passages
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.progress import progress_line
@@ -135,7 +135,7 @@ def audit(
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
     from hf_taskvec.models.fingerprints import full_fingerprint
-    from hf_taskvec.models.loading import load_tokenizer
+    from hf_taskvec.models.loading import tokenizer_of
 
     books = (books,) if isinstance(books, Book) else tuple(books)
     wanted = checked_attacks(attacks)
@@ -143,9 +143,7 @@ def audit(
     if not forget:
         raise BadValueError("an audit needs a book to forget: load_book(..., role='forget')")
     names = {book.name for book in forget}
-    every = [book.name for book in books]
-    if twice := sorted({name for name in every if every.count(name) > 1}):
-        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
+    check_book_names(books)
     for name, value in (("passages", passages), ("samples", samples)):
         if value < 1:
             raise BadValueError(f"{name}={value} must be at least 1")
@@ -159,7 +157,7 @@ def audit(
     if output is not None:
         ensure_writable(Path(output))
         ensure_matplotlib()
-    tokenizer = load_tokenizer(model.config._name_or_path) if tokenizer is None else tokenizer
+    tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     finished = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
     asking = Asking(asked, tokenizer, finished, batch_size, progress)
     asked_books = [book for book in books if book.role != "aligned"]

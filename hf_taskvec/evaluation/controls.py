@@ -20,7 +20,7 @@ from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY, AnsweredPass
 from hf_taskvec.evaluation.scoring.specificity import ChangeColumns, ChangeKind
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.books import Book, check_book_names
 from hf_taskvec.evaluation.texts.leaks import find_all_passages
 
 if TYPE_CHECKING:
@@ -173,9 +173,7 @@ def _check(scale: float, books: Sequence[Book], others: Mapping[str, Any], noise
         raise BadValueError(f"noise_seeds={tuple(noise_seeds)}: name at least one seed of a random vector, none twice")
     if not any(book.role == "forget" for book in books):
         raise BadValueError("no book is to be forgotten, so there is nothing to control: load_book(..., role='forget')")
-    every = [book.name for book in books]
-    if twice := sorted({name for name in every if every.count(name) > 1}):
-        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
+    check_book_names(books)
     names = [book.name for book in books if book.role != "forget"]
     for name in others:
         if name not in names:

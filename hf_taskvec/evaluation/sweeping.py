@@ -31,7 +31,7 @@ from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricInfo, measure
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import Book
+from hf_taskvec.evaluation.texts.books import Book, check_book_names
 from hf_taskvec.evaluation.texts.leaks import check_leaks, find_all_passages
 from hf_taskvec.models.trained_books import recorded_books
 
@@ -276,10 +276,7 @@ def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
 def _check_books(books: Sequence[Book]) -> None:
     if not books:
         raise BadValueError("a sweep needs at least one book; see load_book")
-    names = [book.name for book in books]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
+    check_book_names(books)
 
 
 def _checked_criteria(criteria: Criteria | None, own: Sequence[Metric], likelihood: bool) -> Criteria:

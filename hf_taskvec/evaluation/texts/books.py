@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -256,6 +257,14 @@ def load_book(
     chosen = set(random.Random(f"{seed}/split").sample(range(len(spans)), away))
     sections = tuple(Section(start, end, "held_out" if i in chosen else "seen") for i, (start, end) in enumerate(spans))
     return Book(label, text, sections, role, (), seed)
+
+
+def check_book_names(books: Sequence[Book]) -> None:
+    """Refuse two books of one name: tables and passages know a book by it."""
+    names = [book.name for book in books]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadValueError(f"two books are called {twice[0]!r}; name them apart: load_book(..., name=...)")
 
 
 def _blocks(text: str, size: int) -> list[cleaning.Span]:
