@@ -5,8 +5,9 @@ same seeds and the same budget. Without the attacked reference, relearning would
 
 - `attacks/`: one module an attack. Each knows models and passages, and nothing of verdicts.
 - `attacked_models`: the three models, asked in the same way, and the verdict on one of them between the other two.
-- `audit_steps`: each kind of attack on all three.
-- `audit_run`: all of it, `audit(model, change, books, reference=…)`.
+- `audit_case`: what every attack starts from, and what it gives back.
+- `audit_steps`: each kind of attack on all three, as a function from the one to the other.
+- `audit_run`: the table of the attacks, and all of it, `audit(model, change, books, reference=…)`.
 - `audit_parts`, `audit_report`, `audit_words`, `audit_plots`: what came back, as a value, a page and plots.
 - `robustness`: how far an attack moved a score, in the two forms of the literature.
 

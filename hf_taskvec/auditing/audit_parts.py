@@ -1,13 +1,13 @@
 """What an audit's report is made of: what each attack brought back from three models."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.scoring.verdict import Outcome, Verdict
 
 AttackGroup = Literal["relearn", "quantise", "sample", "prompt", "inside", "membership"]
-ATTACKS: tuple[AttackGroup, ...] = ("relearn", "quantise", "sample", "prompt", "inside", "membership")
+ATTACKS: tuple[AttackGroup, ...] = get_args(AttackGroup)
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,25 @@
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
-from hf_taskvec.auditing.attacked_models import Asking, Judging, open_subjects, told_apart
-from hf_taskvec.auditing.audit_parts import ATTACKS, AttackGroup, AuditSettings, MembershipFinding
+from hf_taskvec.auditing.attacked_models import Asking, Judging, open_subjects
+from hf_taskvec.auditing.audit_case import AttackResult, AuditCase, open_case, together
+from hf_taskvec.auditing.audit_parts import ATTACKS, AttackGroup, AuditSettings
 from hf_taskvec.auditing.audit_report import AuditedBook, AuditReport
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
-from hf_taskvec.evaluation.scoring.statistics import Draws, Interval, auc_interval
+from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book, check_book_names
 from hf_taskvec.evaluation.texts.leaks import find_all_passages
@@ -125,12 +127,12 @@ def audit(
     """
     from hf_taskvec.auditing.attacks.relearning import Relearning
     from hf_taskvec.auditing.audit_steps import (
+        attack_by_prompting,
+        attack_by_quantising,
+        attack_by_relearning,
+        attack_by_sampling,
+        check_membership,
         look_inside,
-        membership_findings,
-        prompt_findings,
-        quantise_findings,
-        relearn_findings,
-        sample_finding,
     )
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
@@ -139,10 +141,8 @@ def audit(
 
     books = (books,) if isinstance(books, Book) else tuple(books)
     wanted = checked_attacks(attacks)
-    forget = [book for book in books if book.role == "forget"]
-    if not forget:
+    if not any(book.role == "forget" for book in books):
         raise BadValueError("an audit needs a book to forget: load_book(..., role='forget')")
-    names = {book.name for book in forget}
     check_book_names(books)
     for name, value in (("passages", passages), ("samples", samples)):
         if value < 1:
@@ -160,83 +160,48 @@ def audit(
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     finished = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
     asking = Asking(asked, tokenizer, finished, batch_size, progress)
-    asked_books = [book for book in books if book.role != "aligned"]
-    found, _ = find_all_passages(asked_books, asked, tokenizer)
-    seen, kept = ([p for p in found if p.split == "seen" and (p.book in names) == own] for own in (True, False))
-    # The held-out part of a book to keep is no text like the forgotten one: it tells nothing of membership.
-    compared = {book.name for book in books if book.role in ("forget", "unseen")}
-    found = (*seen, *kept, *(p for p in found if p.split == "held_out" and p.book in compared))
-    seconds: dict[str, float] = {}
-    not_tried: dict[str, str] = {}
+    found = _asked_passages(books, asking)
 
-    parts = ["plain", *(name for name in ATTACKS if name in wanted)]
+    table: dict[AttackGroup, Callable[[AuditCase], AttackResult]] = {
+        "relearn": partial(attack_by_relearning, budget=budget, lora_learning_rate=lora_rate, share=relearned_share),
+        "quantise": attack_by_quantising,
+        "sample": partial(attack_by_sampling, samples=samples, seed=seed),
+        "prompt": partial(attack_by_prompting, seed=seed),
+        "inside": look_inside,
+        "membership": check_membership,
+    }
+    made = {name: table[name] for name in ATTACKS if name in wanted}
+    seconds: dict[str, float] = {}
 
     @contextmanager
-    def timed(name: str) -> Iterator[None]:
-        what = "before any attack" if name == "plain" else name
-        progress_line(f"audit, part {parts.index(name) + 1} of {len(parts)}: {what}", progress)
+    def timed(name: str, words: str) -> Iterator[None]:
+        progress_line(f"audit, part {len(seconds) + 1} of {len(made) + 1}: {words}", progress)
         begin = time.perf_counter()
         yield
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+        seconds[name] = round(time.perf_counter() - begin, 2)
 
     with open_subjects(model, change, reference) as subjects:
-        with timed("plain"):
-            # The reference first: if it knows the book, nothing else needs to be asked.
-            known = asking.values(subjects.reference, found, "batches of the reference")
-            aucs = _reference_aucs(known, found, forget, judging)
-            _check_reference(aucs, criteria)
-            values = {
-                "untouched": asking.values(subjects.untouched, found, "batches of the untouched model"),
-                "edited": asking.values(subjects.edited, found, "batches of the edited model"),
-                "reference": known,
-            }
-        plain = judging.point(0, seen, values, kept=kept)
-        findings = []
-        if "relearn" in wanted:
-            with timed("relearn"):
-                rates = {"full": budget.learning_rate, "lora": lora_rate}
-                args = (subjects, books, seen, values, asking, judging, budget, rates, relearned_share, not_tried)
-                findings += relearn_findings(*args)
-        if "quantise" in wanted:
-            with timed("quantise"):
-                findings += quantise_findings(subjects, seen, plain, asking, judging, not_tried)
-        if "sample" in wanted:
-            with timed("sample"):
-                findings.append(sample_finding(subjects, seen, samples, asking, judging, seed))
-        if "prompt" in wanted:
-            with timed("prompt"):
-                findings += prompt_findings(subjects, books, seen, asking, judging, not_tried, seed)
-        inside = None
-        if "inside" in wanted:
-            with timed("inside"):
-                inside = look_inside(subjects, seen, asking, judging, not_tried)
-        membership: tuple[MembershipFinding, ...] = ()
-        if "membership" in wanted:
-            with timed("membership"):
-                membership = membership_findings(subjects, found, forget, asking, judging, not_tried)
+        with timed("plain", "before any attack"):
+            case = open_case(subjects, books, found, asking, judging)
+        results = []
+        for name, attack in made.items():
+            with timed(name, name):
+                results.append(attack(case))
         prints = {name: full_fingerprint(each) for name, each in subjects.by_name.items()}
+    came = together(results)
     report = AuditReport(
         protocol=asked,
         criteria=criteria,
         untouched=prints["untouched"],
         edited=prints["edited"],
         reference=prints["reference"],
-        reference_auc=aucs,
-        books=tuple(
-            AuditedBook(
-                book.name,
-                book.role,
-                book.fingerprint,
-                sum(p.book == book.name and p.split == "seen" for p in found),
-                sum(p.book == book.name and p.split == "held_out" for p in found),
-            )
-            for book in books
-        ),
-        plain=plain,
-        findings=tuple(findings),
-        inside=inside,
-        membership=membership,
-        not_tried=not_tried,
+        reference_auc=case.reference_auc,
+        books=tuple(_audited_book(book, found) for book in books),
+        plain=case.plain,
+        findings=came.findings,
+        inside=came.inside,
+        membership=came.membership,
+        not_tried=came.not_tried,
         settings=AuditSettings(
             seed=seed,
             resamples=resamples,
@@ -250,7 +215,7 @@ def audit(
         ),
         versions={"hf_taskvec": __version__, "python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
-        seconds={name: round(value, 2) for name, value in seconds.items()},
+        seconds=seconds,
     )
     if output is not None and processes().is_main_process:
         report.save(output)
@@ -268,25 +233,17 @@ def checked_attacks(attacks: Sequence[str]) -> list[str]:
     return given
 
 
-def _reference_aucs(
-    values: dict[str, dict[str, float]], passages: Sequence[Passage], forget: Sequence[Book], judging: Judging
-) -> dict[str, Interval]:
-    """How well the reference tells the seen passages of each book from unseen ones, by Min-K %."""
-    draws = judging.draws
-    found = {}
-    for book in forget:
-        seen, unseen = told_apart(passages, book)
-        if min(len(seen), len(unseen)) >= draws.fewest:
-            first, second = ([values[p.id]["min_k"] for p in group] for group in (seen, unseen))
-            found[book.name] = auc_interval(first, second, min(draws.resamples, 500), draws.level, draws.seed)
-    return found
+def _asked_passages(books: Sequence[Book], asking: Asking) -> tuple[Passage, ...]:
+    """What is asked before any attack: seen passages, those to forget first, and unseen ones to tell them from."""
+    asked = [book for book in books if book.role != "aligned"]
+    found, _ = find_all_passages(asked, asking.protocol, asking.tokenizer)
+    forget = {book.name for book in books if book.role == "forget"}
+    seen, kept = ([p for p in found if p.split == "seen" and (p.book in forget) == own] for own in (True, False))
+    # The held-out part of a book to keep is no text like the forgotten one: it tells nothing of membership.
+    compared = {book.name for book in books if book.role in ("forget", "unseen")}
+    return (*seen, *kept, *(p for p in found if p.split == "held_out" and p.book in compared))
 
 
-def _check_reference(aucs: dict[str, Interval], criteria: Criteria) -> None:
-    for book, auc in aucs.items():
-        if auc.low > 0.5 + criteria.membership:
-            raise BadValueError(
-                f"the reference model knows {book}: it tells its seen passages from unseen ones with an AUC of "
-                f"{auc.value:.2f} [{auc.low:.2f}, {auc.high:.2f}]; 0.5 is not to know it. Give a model that never saw "
-                "the book as reference=, such as the base"
-            )
+def _audited_book(book: Book, passages: Sequence[Passage]) -> AuditedBook:
+    splits = [passage.split for passage in passages if passage.book == book.name]
+    return AuditedBook(book.name, book.role, book.fingerprint, splits.count("seen"), splits.count("held_out"))
