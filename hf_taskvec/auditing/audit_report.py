@@ -3,12 +3,10 @@
 `audit.json` is this dataclass, field for field (`AUDIT_SCHEMA`, version `AUDIT_VERSION`).
 """
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec import atomic
 from hf_taskvec.auditing.audit_parts import (
     AttackPoint,
     AuditSettings,
@@ -16,16 +14,14 @@ from hf_taskvec.auditing.audit_parts import (
     InsideFinding,
     MembershipFinding,
 )
-from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError
+from hf_taskvec.errors import BadValueError, CorruptFileError
+from hf_taskvec.evaluation.reporting.report_files import ReportFormat, load_report, report_to_dict, save_report
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Role
-from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
-from hf_taskvec.figures import render
+from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.filenames import AUDIT_JSON, AUDIT_MARKDOWN
-from hf_taskvec.json_files import read_json
-from hf_taskvec.typed_values import typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,11 +29,7 @@ if TYPE_CHECKING:
 AUDIT_SCHEMA = "hf_taskvec/audit"
 AUDIT_VERSION = 1
 
-
-@dataclass(frozen=True)
-class _Head:
-    schema: str
-    version: int
+_FORMAT = ReportFormat(AUDIT_SCHEMA, AUDIT_VERSION, AUDIT_JSON, AUDIT_MARKDOWN, noun="audit", maker="audit")
 
 
 @dataclass(frozen=True)
@@ -158,8 +150,7 @@ class AuditReport:
         Returns:
             `dict[str, Any]`: Numbers, strings, lists and dictionaries only.
         """
-        body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {"schema": AUDIT_SCHEMA, "version": AUDIT_VERSION, **body, "protocol": self.protocol.to_dict()}
+        return report_to_dict(self, _FORMAT)
 
     def to_markdown(self) -> str:
         """The text of `audit.md`: one page for a sceptical reader.
@@ -200,15 +191,7 @@ class AuditReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        output = Path(output)
-        atomic.ensure_writable(output)
-        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-        content = {AUDIT_JSON: text.encode(), AUDIT_MARKDOWN: self.to_markdown().encode()}
-        if plots:
-            content |= render(self.figures())
-        for name, data in content.items():
-            atomic.write_bytes(output / name, data, shared=True)
-        return output
+        return save_report(self, _FORMAT, output, plots)
 
     @classmethod
     def load(cls, path: str | Path) -> "AuditReport":
@@ -225,25 +208,7 @@ class AuditReport:
             `MissingFileError`: If there is none.
             `CorruptFileError`: If it is damaged, or of another version.
         """
-        path = Path(path)
-        path = path / AUDIT_JSON if path.is_dir() else path
-        if not path.is_file():
-            raise MissingFileError(f"no audit at {str(path)!r}; `AuditReport.save(folder)` writes one")
-        try:
-            content = read_json(path)
-            head = typed(_Head, content)
-            if head == _Head(AUDIT_SCHEMA, AUDIT_VERSION):
-                protocol = with_later_fields(content.get("protocol"))
-                found = typed(cls, {**content, "protocol": protocol})
-                assert isinstance(found, cls)
-                _check(found)
-                return found
-        except (CorruptFileError, BadValueError) as error:
-            raise CorruptFileError(f"{path.name} is damaged or no audit: {error} Run the audit again") from None
-        raise CorruptFileError(
-            f"{path.name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {AUDIT_SCHEMA!r} "
-            f"version {AUDIT_VERSION}"
-        )
+        return load_report(cls, _FORMAT, path, _check)
 
 
 def _check(report: AuditReport) -> None:
@@ -262,15 +227,3 @@ def _check(report: AuditReport) -> None:
         raise CorruptFileError(f"there is no metric {min(unknown)[:60]!r}.")
     if report.inside is not None and len(report.inside.reference_drops) != len(report.inside.edited_drops):
         raise CorruptFileError("the layers that cost the untouched model something differ.")
-
-
-def _plain(value: Any) -> Any:
-    from dataclasses import is_dataclass
-
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value

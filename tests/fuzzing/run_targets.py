@@ -491,7 +491,7 @@ _REPORTING = "hf_taskvec.evaluation.reporting"
 TARGETS = [
     Target(
         "report",
-        (f"{_REPORTING}.unlearning_report:UnlearningReport.load",),
+        (f"{_REPORTING}.report_files:load_report",),
         "report.json",
         Json(),
         make_report,
@@ -501,7 +501,7 @@ TARGETS = [
     ),
     Target(
         "report of the version before",
-        (f"{_REPORTING}.unlearning_report:UnlearningReport.load",),
+        (f"{_REPORTING}.report_files:load_report",),
         REPORT_JSON,
         Json(),
         make_earlier_report,
@@ -509,7 +509,7 @@ TARGETS = [
     ),
     Target(
         "audit",
-        ("hf_taskvec.auditing.audit_report:AuditReport.load",),
+        (f"{_REPORTING}.report_files:load_report",),
         AUDIT_JSON,
         Json(),
         make_audit,

@@ -31,15 +31,21 @@
 - `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
 """
 
-import json
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_taskvec import atomic
-from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError, CorruptFileError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting.control_table import ControlTable
 from hf_taskvec.evaluation.reporting.earlier_reports import EARLIER_VERSION, upgraded
+from hf_taskvec.evaluation.reporting.report_files import (
+    ReportFormat,
+    load_report,
+    report_from_dict,
+    report_to_dict,
+    report_to_json,
+    save_report,
+)
 from hf_taskvec.evaluation.reporting.report_parts import (
     BookInfo,
     Membership,
@@ -59,11 +65,8 @@ from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
-from hf_taskvec.evaluation.texts.protocols import Protocol, with_later_fields
-from hf_taskvec.figures import render
+from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
-from hf_taskvec.json_files import read_json
-from hf_taskvec.typed_values import typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,13 +74,16 @@ if TYPE_CHECKING:
 REPORT_SCHEMA = "hf_taskvec/unlearning-report"
 REPORT_VERSION = 4
 
-
-@dataclass(frozen=True)
-class _Head:
-    """What a file says of itself."""
-
-    schema: str
-    version: int
+_FORMAT = ReportFormat(
+    schema=REPORT_SCHEMA,
+    version=REPORT_VERSION,
+    json=REPORT_JSON,
+    markdown=REPORT_MARKDOWN,
+    noun="report",
+    maker="sweep",
+    upgrades={EARLIER_VERSION: upgraded},
+    later={"theory": None, "controls": None},
+)
 
 
 @dataclass(frozen=True)
@@ -332,8 +338,7 @@ class UnlearningReport:
         Returns:
             `dict[str, Any]`: Numbers, strings, lists and dictionaries only, which JSON can hold.
         """
-        body = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {"schema": REPORT_SCHEMA, "version": REPORT_VERSION, **body, "protocol": self.protocol.to_dict()}
+        return report_to_dict(self, _FORMAT)
 
     def to_json(self) -> str:
         """The text of `report.json`.
@@ -341,7 +346,7 @@ class UnlearningReport:
         Returns:
             `str`: JSON, the same for the same run, but for `timing`.
         """
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return report_to_json(self)
 
     def to_markdown(self) -> str:
         """The text of `report.md`.
@@ -384,14 +389,7 @@ class UnlearningReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        output = Path(output)
-        atomic.ensure_writable(output)
-        content = {REPORT_JSON: self.to_json().encode(), REPORT_MARKDOWN: self.to_markdown().encode()}
-        if plots:
-            content |= render(self.figures())
-        for name, data in content.items():
-            atomic.write_bytes(output / name, data, shared=True)
-        return output
+        return save_report(self, _FORMAT, output, plots)
 
     def _repr_html_(self) -> str:
         from hf_taskvec.evaluation.reporting.notebook_table import report_html
@@ -413,15 +411,7 @@ class UnlearningReport:
             `MissingFileError`: If there is none.
             `CorruptFileError`: If it is damaged, or of another version.
         """
-        path = Path(path)
-        path = path / REPORT_JSON if path.is_dir() else path
-        if not path.is_file():
-            raise MissingFileError(f"no report at {str(path)!r}; `UnlearningReport.save(folder)` writes one")
-        try:
-            content = read_json(path)
-        except CorruptFileError as error:
-            raise CorruptFileError(f"{path.name} is damaged ({error}); run the sweep again") from None
-        return cls.from_dict(content, path.name)
+        return load_report(cls, _FORMAT, path, cls._check_metrics)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
@@ -439,27 +429,4 @@ class UnlearningReport:
         Raises:
             `CorruptFileError`: If it is damaged, no report, or of another version.
         """
-        try:
-            head = typed(_Head, content)
-            if head == _Head(REPORT_SCHEMA, EARLIER_VERSION):
-                content, head = upgraded(content), _Head(REPORT_SCHEMA, REPORT_VERSION)
-            if head == _Head(REPORT_SCHEMA, REPORT_VERSION):
-                protocol = with_later_fields(content.get("protocol"))
-                # Earlier reports have no theory and no controls.
-                found = typed(cls, {"theory": None, "controls": None, **content, "protocol": protocol})
-                found._check_metrics()
-                return found
-        except (CorruptFileError, BadValueError) as error:  # of another type; a protocol of senseless numbers
-            raise CorruptFileError(f"{name} is damaged or no report: {error} Run the sweep again") from None
-        raise CorruptFileError(
-            f"{name} is {head.schema[:60]!r} version {head.version}; this hf_taskvec reads {REPORT_SCHEMA!r} versions "
-            f"{EARLIER_VERSION} and {REPORT_VERSION}"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+        return report_from_dict(cls, _FORMAT, content, name, cls._check_metrics)
