@@ -30,7 +30,7 @@ from transformers.utils import logging
 from hf_taskvec import TaskVector
 from hf_taskvec.auditing import Relearning, audit
 from hf_taskvec.distributed import processes
-from hf_taskvec.evaluation import UnlearningReport, run_controls, sweep
+from hf_taskvec.evaluation import UnlearningReport, sweep, with_controls
 from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.recipe_running import run_recipe
 from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
@@ -133,10 +133,8 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     judged = report.choice.judged if report.choice is not None else None
     if config.controls and judged:  # does only this vector forget this book?
         own = {book.name: vectors[book.name] for book in others}
-        controls = run_controls(
-            model, vector, judged, given.books, others=own, reference=never, original=joint, **options
-        )
-        report = replace(report, controls=controls)
+        asked = {"tokenizer": given.tokenizer, "store": output / "store", "original": joint}
+        report = with_controls(report, model, vector, given.books, others=own, reference=never, **asked)
 
     # 7. What is kept.
     if similarity is not None:

@@ -134,7 +134,7 @@ def audit(
         check_membership,
         look_inside,
     )
-    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
+    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, store_folder
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
     from hf_taskvec.models.fingerprints import full_fingerprint
     from hf_taskvec.models.loading import tokenizer_of
@@ -158,7 +158,7 @@ def audit(
         ensure_writable(Path(output))
         ensure_matplotlib()
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
-    finished = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
+    finished = FinishedPassages(store_folder(store, output))
     asking = Asking(asked, tokenizer, finished, batch_size, progress)
     found = _asked_passages(books, asking)
 

@@ -63,7 +63,7 @@ def evaluate_command(
     )
     settings = chosen_protocol(protocol, fields)
     if dry_run:
-        return evaluation_dry_run(model, None, reference, output, token).show(json)
+        return evaluation_dry_run(model, {}, reference, output, token).show(json)
     from hf_taskvec.evaluation import sweep
 
     loaded, tokenizer = load_model(model, dtype, token)

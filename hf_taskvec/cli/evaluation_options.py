@@ -1,7 +1,7 @@
 """What `eval`, `sweep` and `audit` share: the books, the protocol and the models."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,12 +107,16 @@ def own_base(where: str, vector: "TaskVector") -> str:
 
 
 def evaluation_dry_run(
-    model: str, vector: tuple[str, int] | None, reference: str | None, output: Path, token: str | None
+    model: str,
+    vectors: Mapping[str, int],
+    reference: str | None,
+    output: Path,
+    token: str | None,
+    notes: Sequence[str] = (),
 ) -> CommandResult:
-    """What measuring a model would read and write. A vector is given as its name and its bytes."""
+    """What measuring a model would read and write; of the vectors, one after another on the model, the bytes."""
     sizes = {model: weights_size(model, token)} | ({reference: weights_size(reference, token)} if reference else {})
-    reads = sizes | ({vector[0]: vector[1]} if vector else {})
-    copies = 4 if vector else 2  # in fp32, twice the usual 16 bits; a merged edit keeps the original beside it
+    copies = 4 if vectors else 2  # in fp32, twice the usual 16 bits; a merged edit keeps the original beside it
     memory = copies * (sizes[model] or 0) + (2 * (sizes[reference] or 0) if reference else 0)
-    notes = ["the report's size grows with the number of passages; a few MB is usual"]
-    return DryRun(dict(reads), {output.name: None}, memory, notes).result(output)
+    told = ["the report's size grows with the number of passages; a few MB is usual", *notes]
+    return DryRun({**sizes, **vectors}, {output.name: None}, memory, told).result(output)

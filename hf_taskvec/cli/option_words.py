@@ -28,6 +28,7 @@ _CALLS = (
     (r"\bload_book\(\.\.\., name=\.\.\.\)", "give the files different names"),
     (r"\bload_book\(\.\.\., encoding=[^)]*\)", "save it as UTF-8"),
     (r"\bload the book with held_out=0\b", "pass --all-seen"),
+    (r"\bothers=\{(['\"])(.*?)\1: \.\.\.\}", r"--control-vector \2=…"),
     (r"\baccept a retain_bound of ([\d.]+)", r"accept --retain-bound \1"),
     (r"\bCriteria\(metrics=\('(\w+)',\)\)", r"--metric \1"),
     (r"\bsweep\(model, vector, \.\.\.\)", "`taskvec sweep`"),

@@ -1,4 +1,4 @@
-"""A report on the screen: the scores, what each metric says of the book, and the λ to take."""
+"""A report on the screen: the scores, what each metric says of the book, the λ to take, and its controls."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.results import CommandResult, TextTable
+from hf_taskvec.escaping import visible
 
 if TYPE_CHECKING:
+    from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
     from hf_taskvec.evaluation.scoring.verdict import Verdict
@@ -36,10 +38,13 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     choice = report.choice if chosen else None
     if chosen:
         values |= _choice_values(choice)
+        values["controls"] = None if report.controls is None else report.controls.to_dict()
     if choice is not None:
         if choice.verdict is not None:
             lines += ["", _verdict_table(report, choice, choice.verdict)]
         lines += ["", in_cli_words(choice.reason, None)]
+        if report.controls is not None:
+            lines += _controls(report.controls)
     values["rouge_l"] = [
         {"book": s.book, "split": s.split, "scale": s.scale, **asdict(s.value)}
         for s in report.scores
@@ -67,6 +72,16 @@ def _choice_values(choice: "Choice | None") -> dict[str, Any]:
         "never_seen": asdict(choice.never_seen),
         "verdict": None if choice.verdict is None else asdict(choice.verdict),
     }
+
+
+def _controls(table: "ControlTable") -> list[str | TextTable]:
+    from hf_taskvec.evaluation.reporting.control_table import control_heads, control_rows
+
+    lines: list[str | TextTable] = []
+    for book in table.books:
+        title = f"What each change takes of {visible(book.name)} ({book.role}), λ={table.scale:g}"
+        lines += ["", TextTable(title, control_heads(table), control_rows(table, book.name))]
+    return [*lines, "", f"Controls: {table.sentence}"]
 
 
 def _scores(report: "UnlearningReport") -> TextTable:

@@ -15,6 +15,7 @@ from hf_taskvec.cli.arguments import (
     load_vector,
     parse_scales,
 )
+from hf_taskvec.cli.control_options import ControlsOption, ControlVectorOption, control_paths, control_vectors
 from hf_taskvec.cli.criteria_options import (
     CertainOption,
     HighOption,
@@ -67,6 +68,8 @@ def sweep_command(
     held_out: HeldOutOption = None,
     scales: Annotated[str, typer.Option(help="λ: a list, or start:stop:step.")] = "0:-1:-0.2",
     attach: Annotated[bool, typer.Option("--attach", help="Low rank: beside the weights, all λ in one batch.")] = False,
+    controls: ControlsOption = False,
+    control_vector: ControlVectorOption = None,
     metric: MetricOption = None,
     low: LowOption = None,
     high: HighOption = None,
@@ -111,13 +114,21 @@ def sweep_command(
         seed=seed,
     )
     settings = chosen_protocol(protocol, fields)
+    paths = control_paths(controls, control_vector, books, amounts)
     found = load_vector(vector, token=token)
+    others = control_vectors(paths, found, token)
     never_saw = own_base(vector, found) if reference == OWN_BASE else reference
     if dry_run:
-        return evaluation_dry_run(model, (vector, found.nbytes), never_saw, output, token).show(json)
-    from hf_taskvec.evaluation import sweep
+        sizes = {vector: found.nbytes} | {path: others[book].nbytes for book, path in paths.items()}
+        more = f"for the controls the seen passages are asked {2 + len(others)} more times, at one λ"
+        notes = [more] if controls else []
+        return evaluation_dry_run(model, sizes, never_saw, output, token, notes).show(json)
+    from hf_taskvec.evaluation import sweep, with_controls
+    from hf_taskvec.evaluation.controls import check_control_vectors
 
     loaded, tokenizer = load_model(model, dtype, token)
+    check_control_vectors(loaded, others, merge=not attach)
+    never = load_reference(never_saw, OWN_BASE if reference == OWN_BASE else None, dtype, token)
     report = sweep(
         loaded,
         found,
@@ -125,12 +136,24 @@ def sweep_command(
         books,
         settings,
         tokenizer=tokenizer,
-        reference=load_reference(never_saw, OWN_BASE if reference == OWN_BASE else None, dtype, token),
+        reference=never,
         output=output,
         batch_size=batch_size,
         criteria=criteria,
         seed=seed,
         merge=not attach,
     )
+    if controls:
+        report = with_controls(
+            report,
+            loaded,
+            found,
+            books,
+            others=others,
+            reference=never,
+            tokenizer=tokenizer,
+            merge=not attach,
+            output=output,
+        )
     show_report(report, output, json)
     return None

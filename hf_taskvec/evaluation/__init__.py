@@ -6,7 +6,8 @@
    plots and HTML. `rouge_l`, `Choice`, `UnlearningReport`.
 
 `sweeping.py` does all three: `sweep(model, vector, scales, books)`; `controls.py` asks whether it was this vector that
-forgot this book: `run_controls(model, vector, scale, books)`. Imports point from there down to the texts, never back.
+forgot this book: `run_controls(model, vector, scale, books)`, or `with_controls(report, model, vector, books)` after a
+sweep. Imports point from there down to the texts, never back.
 The harness takes a model and something that sets λ; how an edit works it does not know.
 
 The public names are listed here and imported when first used: `import hf_taskvec.evaluation` costs no torch.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hf_taskvec.evaluation.controls import run_controls
+    from hf_taskvec.evaluation.controls import run_controls, with_controls
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.seed_summary import (
         MethodComparison,
@@ -68,6 +69,7 @@ _HOMES = {
     "rouge_l": "scoring.rouge",
     "run_controls": "controls",
     "sweep": "sweeping",
+    "with_controls": "controls",
 }
 
 __all__ = [
@@ -94,6 +96,7 @@ __all__ = [
     "rouge_l",
     "run_controls",
     "sweep",
+    "with_controls",
 ]
 
 __getattr__ = lazy_names(__name__, _HOMES)

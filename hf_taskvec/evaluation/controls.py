@@ -7,15 +7,19 @@ change is shown on every book.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.atomic import ensure_writable
+from hf_taskvec.distributed import processes
+from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.evaluation.reporting.control_table import ControlTable, control_table
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY, AnsweredPassage, measure
 from hf_taskvec.evaluation.scoring.specificity import ChangeColumns, ChangeKind
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws
@@ -117,7 +121,8 @@ def run_controls(
 
     scale, others = float(scale) + 0.0, dict(others or {})
     books = (books,) if isinstance(books, Book) else tuple(books)
-    _check(scale, books, others, noise_seeds)
+    _check_draws(scale, noise_seeds)
+    check_control_books(books, others)
     draws = Draws(resamples, level, seed=seed)
     protocol = protocols.get(protocol)
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
@@ -166,11 +171,114 @@ def run_controls(
     return control_table(changes, roles, [METRICS[name].info for name in PRIMARY], draws)
 
 
-def _check(scale: float, books: Sequence[Book], others: Mapping[str, Any], noise_seeds: Sequence[int]) -> None:
-    if not math.isfinite(scale) or scale == 0:
-        raise BadValueError(f"λ={scale}: an edit is compared with its controls at a finite λ that is not 0")
-    if not noise_seeds or len(set(noise_seeds)) < len(noise_seeds):
-        raise BadValueError(f"noise_seeds={tuple(noise_seeds)}: name at least one seed of a random vector, none twice")
+def with_controls(
+    report: UnlearningReport,
+    model: Any,
+    vector: "TaskVector",
+    books: Book | Sequence[Book],
+    *,
+    others: "Mapping[str, TaskVector] | None" = None,
+    reference: Any = None,
+    tokenizer: Any = None,
+    merge: bool = True,
+    original: str | Path | None = None,
+    store: str | Path | None = None,
+    output: str | Path | None = None,
+    progress: bool | None = None,
+) -> UnlearningReport:
+    """The report of a sweep, with the controls of its vector at the λ that its verdict is on.
+
+    They are asked for as the sweep was: by its protocol, with its seed and in batches of its size.
+
+    Args:
+        report (`UnlearningReport`):
+            What `sweep` gave for this model, vector and books.
+        model (`PreTrainedModel` or `PeftModel`):
+            As it was given to `sweep`.
+        vector (`TaskVector`):
+            As it was given to `sweep`.
+        books (`Book` or `Sequence[Book]`):
+            As they were given to `sweep`.
+        others (`Mapping[str, TaskVector]`, *optional*):
+            The vectors of other books, by the books' names.
+        reference (model or `dict[str, model]`, *optional*):
+            As it was given to `sweep`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Of the model; loaded from where the model came from without it.
+        merge (`bool`, *optional*, defaults to `True`):
+            As in `run_controls`.
+        original (`str` or `Path`, *optional*):
+            As in `run_controls`.
+        store (`str` or `Path`, *optional*):
+            Folder of finished passages; that of the sweep has the vector's own answers.
+        output (`str` or `Path`, *optional*):
+            Folder for the new `report.json` and `report.md`, beside the plots that the sweep drew, and, unless `store`
+            names another, of the store.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `UnlearningReport`: The same, with `controls`.
+
+    Raises:
+        `BadValueError`: If no λ but 0 was judged, so that there is no edit to compare with.
+        `MissingNameError`, `MismatchError`: As in `run_controls`.
+        `OutputError`: If `output` cannot be written; before any work.
+
+    Example:
+        >>> report = sweep(model, vector, grid, books, reference=base, output="out/")  # doctest: +SKIP
+        >>> report = with_controls(report, model, vector, books, reference=base, output="out/")  # doctest: +SKIP
+        >>> report.controls.sentence  # doctest: +SKIP
+
+    """
+    from hf_taskvec.evaluation.asking.finished_passages import store_folder
+
+    judged = None if report.choice is None else report.choice.judged
+    if not judged:
+        reason = "no book is to be forgotten" if report.choice is None else report.choice.reason
+        kept = "" if output is None else f". The report without controls is in {Path(output).name}"
+        raise BadValueError(f"no λ but 0 was judged, so there is no edit to put controls beside: {reason}{kept}")
+    if output is not None:
+        ensure_writable(Path(output))
+    settings = report.settings
+    controls = run_controls(
+        model,
+        vector,
+        judged,
+        books,
+        report.protocol,
+        others=others,
+        reference=reference,
+        tokenizer=tokenizer,
+        merge=merge,
+        original=original,
+        store=store_folder(store, output),
+        batch_size=settings.batch_size,
+        resamples=settings.resamples,
+        level=settings.level,
+        seed=settings.seed,
+        progress=progress,
+    )
+    report = replace(report, controls=controls)
+    if output is not None and processes().is_main_process:
+        report.save(output, plots=False)
+    processes().wait_for_everyone()
+    return report
+
+
+def check_control_books(books: Sequence[Book], others: Mapping[str, Any]) -> None:
+    """Refuse books of which none is to be forgotten, and vectors of books that are not among the others.
+
+    Args:
+        books (`Sequence[Book]`):
+            With their roles.
+        others (`Mapping[str, Any]`):
+            The names of the books that vectors are given of.
+
+    Raises:
+        `BadValueError`: If no book is to be forgotten, or two have one name.
+        `MissingNameError`: If there is no such book, or it is one to forget.
+    """
     if not any(book.role == "forget" for book in books):
         raise BadValueError("no book is to be forgotten, so there is nothing to control: load_book(..., role='forget')")
     check_book_names(books)
@@ -181,6 +289,35 @@ def _check(scale: float, books: Sequence[Book], others: Mapping[str, Any], noise
                 f"others={{{name!r}: ...}} is of no book that is to be kept.{did_you_mean(name, names)} The others are "
                 f"{', '.join(names) or 'none'}"
             )
+
+
+def check_control_vectors(model: Any, others: "Mapping[str, TaskVector]", *, merge: bool = True) -> None:
+    """Refuse other books' vectors that cannot be put on the model, before it is asked for anything.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`):
+            The model; it is as before afterwards.
+        others (`Mapping[str, TaskVector]`):
+            The vectors, by the books' names.
+        merge (`bool`, *optional*, defaults to `True`):
+            As in `run_controls`.
+
+    Raises:
+        `MismatchError`: If a vector does not fit the model.
+        `UnsupportedError`: If it cannot be attached.
+    """
+    for book, other in others.items():
+        try:
+            other.edit(model, 0.0, merge=merge).restore()
+        except (MismatchError, UnsupportedError) as error:
+            raise type(error)(f"the vector of {book}: {error}") from None
+
+
+def _check_draws(scale: float, noise_seeds: Sequence[int]) -> None:
+    if not math.isfinite(scale) or scale == 0:
+        raise BadValueError(f"λ={scale}: an edit is compared with its controls at a finite λ that is not 0")
+    if not noise_seeds or len(set(noise_seeds)) < len(noise_seeds):
+        raise BadValueError(f"noise_seeds={tuple(noise_seeds)}: name at least one seed of a random vector, none twice")
 
 
 def _references(reference: Any) -> dict[str, Any]:

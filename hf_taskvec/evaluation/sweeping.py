@@ -146,7 +146,7 @@ def sweep(
     """
     from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
     from hf_taskvec.evaluation.asking.batched_asking import ask
-    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages
+    from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, store_folder
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
     from hf_taskvec.models.loading import tokenizer_of
@@ -169,7 +169,7 @@ def sweep(
     for each in (model, *others.values()):  # before any of them is asked
         tokenize_passages(passages, protocol, tokenizer, each.config)
     leaks = check_leaks(passages, [book.training_text for book in books])
-    kept = FinishedPassages(store if store is not None else Path(output) / "store" if output is not None else None)
+    kept = FinishedPassages(store_folder(store, output))
     asking = partial(
         ask,
         passages=passages,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hf_taskvec.algebra.provenance import ModelRecord, Provenance
-from hf_taskvec.errors import BadValueError, TaskVectorError
+from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.hub_names import is_folder
 from hf_taskvec.models.checkpoint import open_checkpoint
 
@@ -43,6 +43,30 @@ def find_base(provenance: Provenance, folders: Iterable[Path] = (Path(),)) -> st
         f"the vector's base is {base}, and its record does not tell where that lies: there is no folder of that name "
         "and these weights here. Name it: reference=FOLDER"
     )
+
+
+def check_same_base(own: Provenance, other: Provenance, what: str) -> None:
+    """Refuse a vector to be compared with if the records tell that it was taken from other weights.
+
+    A base of which a record has no fingerprint, as an adapter's, is not compared.
+
+    Args:
+        own (`Provenance`):
+            Of the vector.
+        other (`Provenance`):
+            Of the one that it is compared with.
+        what (`str`):
+            What an error calls that one.
+
+    Raises:
+        `MismatchError`: If they have no base in common.
+    """
+    ours, theirs = ([base for base in _bases(each) if base.fingerprint] for each in (own, other))
+    if ours and theirs and {base.fingerprint for base in ours}.isdisjoint(base.fingerprint for base in theirs):
+        raise MismatchError(
+            f"{what} was taken from another base ({', '.join(map(str, theirs))}) than the vector beside it "
+            f"({', '.join(map(str, ours))}), so nothing follows from comparing them. Extract it from the same base."
+        )
 
 
 def _bases(provenance: Provenance) -> list[ModelRecord]:

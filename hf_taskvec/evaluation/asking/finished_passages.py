@@ -56,6 +56,13 @@ class _StoreFile:
     records: tuple[_Record, ...]
 
 
+def store_folder(store: str | Path | None, output: str | Path | None) -> Path | None:
+    """Where finished passages are kept: in `store`, else in the output's own folder; `None` without either."""
+    if store is not None:
+        return Path(store)
+    return None if output is None else Path(output) / "store"
+
+
 def record_key(model: str, edit: str, scale: float, passage: TokenizedPassage, protocol: Protocol) -> str:
     """The name of one passage at one λ: a hash of all that decides what the model answers."""
     parts = [

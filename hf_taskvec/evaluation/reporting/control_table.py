@@ -293,6 +293,22 @@ def control_table(
     )
 
 
+def control_heads(table: ControlTable) -> list[str]:
+    """The heads above `control_rows`."""
+    return ["change", *(_title(info) for info in table.metrics)]
+
+
+def control_rows(table: ControlTable, book: str) -> list[list[str]]:
+    """For a terminal, plain texts: what each change took of one book, by each metric, with its interval."""
+    rows = []
+    for row in table.rows:
+        if row.kind != "untouched":
+            lost = {found.metric: found.lost for found in row.scores if found.book == book}
+            shares = [lost.get(info.name) for info in table.metrics]
+            rows.append([row.name, *("–" if share is None else _percent(share) for share in shares)])
+    return rows
+
+
 def _sentence(
     comparisons: Sequence[LossComparison],
     answers: dict[str, Specificity],
