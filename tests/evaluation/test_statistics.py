@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation.scoring import metrics
+from hf_taskvec.evaluation.scoring import metrics, statistics
 from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, measure
 from hf_taskvec.evaluation.scoring.statistics import (
     Bootstrap,
@@ -88,6 +88,53 @@ def test_the_auc_is_the_share_of_pairs_in_order(above, below):
     assert auc(above, below) == pytest.approx(by_hand)
     interval = auc_interval(above, below, 50)
     assert interval.value == pytest.approx(by_hand) and 0 <= interval.low <= interval.high <= 1 + 1e-12
+
+
+def by_pairs(above, below, draws: Draws):
+    """The AUC, and that of each resampling, from a comparison of every pair."""
+    wins = (above[:, None] > below[None, :]) + 0.5 * (above[:, None] == below[None, :])
+    draw = np.random.default_rng(draws.seed)
+    left, right = (draw.multinomial(n, [1 / n] * n, size=draws.resamples).astype(float) for n in wins.shape)
+    return wins.mean(), ((left @ wins) * right).sum(axis=1) / wins.size
+
+
+def interval(value, resampled, level: float) -> Interval:
+    tail = 100 * (1 - level) / 2
+    return Interval(value, *np.percentile(resampled, [tail, 100 - tail]))
+
+
+EDGES = st.lists(st.sampled_from([-np.inf, -1.5, -0.0, 0.0, 0.25, 2.0, np.inf, np.nan]), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EDGES, EDGES)
+def test_aucs_by_rank_are_those_of_all_pairs_to_the_last_bit(above, below):
+    above, below, draws = np.array(above), np.array(below), Draws(40, 0.9, seed=3)
+    assert auc_interval(above, below, 40, 0.9, 3) == interval(*by_pairs(above, below, draws), 0.9)
+
+
+def test_aucs_of_many_passages_are_those_of_all_pairs_to_the_last_bit():
+    draw, draws = np.random.default_rng(2), Draws(500, seed=1)
+    above, below = draw.normal(0.3, 1, 700), draw.normal(0, 1, 400).round(1)
+    above[:300] = above[:300].round(1)  # with ties
+    (one, first), (other, second) = by_pairs(above, below, draws), by_pairs(above - 1, below, draws)
+    assert auc_interval(above, below, 500, seed=1) == interval(one, first, 0.95)
+    assert auc_difference(above, below, above - 1, below, draws) == interval(one - other, first - second, 0.95)
+
+
+def test_what_a_reference_scores_is_drawn_once_for_many_models(monkeypatch):
+    draw, draws = np.random.default_rng(5), Draws(30, seed=123)
+    reference = draw.normal(size=(2, 11))
+    models = [reference + draw.normal(size=(2, 11)) for _ in range(4)]
+    ranked = []
+    places = statistics._places
+    monkeypatch.setattr(statistics, "_places", lambda *groups: ranked.append(groups) or places(*groups))
+    for model in models:
+        auc_interval(*model, draws.resamples, seed=draws.seed)
+        auc_difference(*model, *reference, draws)
+        auc_interval(*reference, draws.resamples, seed=draws.seed)
+    points = 4 * (1 + 2 + 1)  # the values themselves, which cost next to nothing
+    assert len(ranked) - points == 4 + 1  # the resamplings: once for each model
 
 
 def test_the_difference_of_two_aucs_draws_the_same_passages_for_both():

@@ -183,9 +183,8 @@ def auc(positive: ArrayLike, negative: ArrayLike) -> float:
     above, below = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
     if not len(above) or not len(below):
         raise BadValueError("an AUC needs scores of both groups")
-    greater = np.count_nonzero(above[:, None] > below[None, :])
-    equal = np.count_nonzero(above[:, None] == below[None, :])
-    return float((greater + 0.5 * equal) / (len(above) * len(below)))
+    _, less, most = _places(above, below)
+    return float((less.sum() + most.sum()) / (2 * len(above) * len(below)))
 
 
 def auc_interval(
@@ -263,12 +262,40 @@ def priv_leak(auc: float, auc_reference: float) -> float | None:
 def _resampled_aucs(positive: ArrayLike, negative: ArrayLike, resamples: int, seed: int) -> Array:
     """The AUC in each resampling. Equal sizes and seeds give equal draws, which pairs two models."""
     above, below = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
-    wins = (above[:, None] > below[None, :]) + 0.5 * (above[:, None] == below[None, :])
+    return _kept_aucs(above.tobytes(), below.tobytes(), resamples, seed)
+
+
+@lru_cache(maxsize=32)  # a reference's are asked for at every λ, and a model's for its interval and its difference
+def _kept_aucs(positive: bytes, negative: bytes, resamples: int, seed: int) -> Array:
+    above, below = np.frombuffer(positive), np.frombuffer(negative)
+    left, right = _drawn_apart(len(above), len(below), resamples, seed)
+    order, less, most = _places(above, below)
+    wins = np.empty(resamples)
+    rows = max(1, 100_000 // (len(above) + len(below)))  # at a time: as many as fit into a processor's cache
+    for start in range(0, resamples, rows):
+        part = slice(start, start + rows)
+        # How often those were drawn that are not above each place: whole numbers, so that all sums are exact.
+        drawn = np.zeros((len(right[part]), len(below) + 1), dtype=np.int64)
+        np.cumsum(right[part, order], axis=1, out=drawn[:, 1:])
+        wins[part] = ((drawn[:, less] + drawn[:, most]) * left[part]).sum(axis=1)
+    aucs: Array = wins / (2 * len(above) * len(below))
+    aucs.flags.writeable = False
+    return aucs
+
+
+def _places(above: Array, below: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """The order of `below`; and for each of `above` how many of them are less, and how many less or equal."""
+    order = np.argsort(below)
+    known = ~np.isnan(above)  # what is not a number is above nothing
+    return order, np.searchsorted(below[order], above) * known, np.searchsorted(below[order], above, "right") * known
+
+
+@lru_cache(maxsize=4)
+def _drawn_apart(n: int, m: int, resamples: int, seed: int) -> tuple[NDArray[np.unsignedinteger], ...]:
+    """How often each passage of two groups is drawn in each resampling, in the smallest numbers that hold it."""
     draw = np.random.default_rng(seed)
-    left = draw.multinomial(len(above), [1 / len(above)] * len(above), size=resamples).astype(np.float64)
-    right = draw.multinomial(len(below), [1 / len(below)] * len(below), size=resamples).astype(np.float64)
-    rows = np.einsum("bi,ij->bj", left, wins, optimize=False)
-    return np.einsum("bj,bj->b", rows, right, optimize=False) / (len(above) * len(below))
+    both = (draw.multinomial(size, [1 / size] * size, size=resamples) for size in (n, m))
+    return tuple(counts.astype(np.min_scalar_type(counts.max())) for counts in both)
 
 
 def _percentiles(value: float, resampled: Array, level: float) -> Interval:
