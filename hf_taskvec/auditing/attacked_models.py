@@ -11,7 +11,7 @@ import numpy as np
 from hf_taskvec.auditing.audit_parts import AttackPoint, MetricResult
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring.criteria import Criteria
-from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, measure_answers
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws
 from hf_taskvec.evaluation.scoring.verdict import BookColumns, Half, judge
 from hf_taskvec.evaluation.texts.books import Book
@@ -103,7 +103,6 @@ class Asking:
 
     def values(self, model: Any, passages: Sequence[Passage], label: str) -> dict[str, dict[str, float]]:
         """Every metric of every passage, by the passage's id."""
-        from hf_taskvec.evaluation.asking.batch_plan import Row
         from hf_taskvec.evaluation.asking.batched_asking import ask
         from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 
@@ -119,12 +118,8 @@ class Asking:
             label=label,
             progress=self.progress,
         )
-        found = {}
-        for number, passage in enumerate(asked.passages):
-            answer = asked.work.rows[Row(0.0, number)]
-            answered = AnsweredPassage(answer.text, passage.text.answer, answer.log_probs, answer.hits)
-            found[passage.text.id] = measure(answered, self.protocol)
-        return found
+        answers = measure_answers(asked, 0.0, self.protocol)
+        return {passage.text.id: values for passage, (_, values) in zip(asked.passages, answers, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.evaluation.reporting.control_table import ControlTable, control_table
-from hf_taskvec.evaluation.reporting.report_parts import UNNAMED
+from hf_taskvec.evaluation.reporting.report_parts import named_references
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
-from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY, AnsweredPassage, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY, measure_answers
 from hf_taskvec.evaluation.scoring.specificity import ChangeColumns, ChangeKind
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws
 from hf_taskvec.evaluation.texts import protocols
@@ -165,7 +165,7 @@ def run_controls(
     with OutputNoise(model, float(f"{moved:.4g}"), noise_seeds[0]) as noise:
         asked = asking(model, noise, (1.0,), label="batches of noise on the logits")
         add(asked, "noise on the logits", "output_noise", noise.fingerprint, 1.0, noise.size)
-    for name, never in _references(reference).items():
+    for name, never in named_references(reference).items():
         asked = asking(never, NoEdit(), (0.0,), label=f"batches of {name}")
         add(asked, name, "reference", asked.fingerprint, 0.0, 0.0)
     return control_table(changes, roles, [METRICS[name].info for name in PRIMARY], draws)
@@ -320,22 +320,12 @@ def _check_draws(scale: float, noise_seeds: Sequence[int]) -> None:
         raise BadValueError(f"noise_seeds={tuple(noise_seeds)}: name at least one seed of a random vector, none twice")
 
 
-def _references(reference: Any) -> dict[str, Any]:
-    if reference is None:
-        return {}
-    return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
-
-
 def _columns(
     asked: "Asked", scale: float, protocol: protocols.Protocol, books: Mapping[str, Any]
 ) -> dict[str, dict[str, Array]]:
     """The values of the passages at one λ, by book and metric."""
-    from hf_taskvec.evaluation.asking.batch_plan import Row
-
     values: dict[str, dict[str, list[float]]] = {book: {name: [] for name in PRIMARY} for book in books}
-    for number, passage in enumerate(each.text for each in asked.passages):
-        found = asked.work.rows[Row(scale, number)]
-        measured = measure(AnsweredPassage(found.text, passage.answer, found.log_probs, found.hits), protocol)
+    for passage, (_, measured) in zip(asked.passages, measure_answers(asked, scale, protocol), strict=True):
         for name in PRIMARY:
-            values[passage.book][name].append(measured[name])
+            values[passage.text.book][name].append(measured[name])
     return {book: {name: np.array(column) for name, column in each.items()} for book, each in values.items()}

@@ -17,7 +17,6 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
-    UNNAMED,
     BookInfo,
     PassageAtReference,
     PassageAtScale,
@@ -25,10 +24,11 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     ReferenceInfo,
     Settings,
     Timing,
+    named_references,
 )
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
-from hf_taskvec.evaluation.scoring.metrics import METRICS, AnsweredPassage, Metric, MetricInfo, measure
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricInfo, measure_answers
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book, check_book_names
@@ -158,7 +158,7 @@ def sweep(
     scales = _checked_scales(scales)
     draws = Draws(resamples, level, permutations, seed)
     criteria = _checked_criteria(criteria, own_metrics, likelihood)
-    others = _references(reference)
+    others = named_references(reference)
     _check_change(change, model, merge)
     _check_books(books)
     if output is not None:
@@ -304,12 +304,6 @@ def _named(metrics: Sequence[MetricInfo], name: str) -> MetricInfo:
     return next(info for info in metrics if info.name == name)
 
 
-def _references(reference: Any) -> dict[str, Any]:
-    if reference is None:
-        return {}
-    return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
-
-
 def _check_change(change: Any, model: Any, merge: bool) -> None:
     """Refuse what is no change of this model."""
     from hf_taskvec.algebra.task_vector import TaskVector
@@ -347,20 +341,21 @@ def _results(
     likelihood: bool,
     metrics: Sequence[Metric],
 ) -> tuple[PassageResult, ...]:
-    from hf_taskvec.evaluation.asking.batch_plan import Row
-
-    def answer(asked: "Asked", scale: float, i: int) -> tuple[str, dict[str, float]]:
-        found, passage = asked.work.rows[Row(scale, i)], asked.passages[i]
-        # A store may know more than was asked for; the report holds the same metrics for every passage.
-        views = (found.log_probs, found.hits) if likelihood else ((), ())
-        return found.text, measure(AnsweredPassage(found.text, passage.text.answer, *views), protocol, metrics)
-
-    results = []
-    for i, p in enumerate(passage.text for passage in own.passages):
-        at = tuple(PassageAtScale(scale, *answer(own, scale, i)) for scale in scales)
-        beside = tuple(PassageAtReference(name, *answer(asked, 0.0, i)) for name, asked in others.items())
-        results.append(PassageResult(p.id, p.book, p.split, p.prompt, p.answer, at, beside))
-    return tuple(results)
+    measured = partial(measure_answers, protocol=protocol, own=metrics, likelihood=likelihood)
+    at = {scale: measured(own, scale) for scale in scales}
+    beside = {name: measured(asked, 0.0) for name, asked in others.items()}
+    return tuple(
+        PassageResult(
+            passage.id,
+            passage.book,
+            passage.split,
+            passage.prompt,
+            passage.answer,
+            tuple(PassageAtScale(scale, *answers[i]) for scale, answers in at.items()),
+            tuple(PassageAtReference(name, *answers[i]) for name, answers in beside.items()),
+        )
+        for i, passage in enumerate(each.text for each in own.passages)
+    )
 
 
 def _track(report: UnlearningReport, log_with: Any, output: str | Path | None) -> None:

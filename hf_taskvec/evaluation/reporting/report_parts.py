@@ -1,11 +1,20 @@
 """What a report is made of: the books, every score with its interval, every text, and how they came about."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Role, Split
 
 UNNAMED = "reference"  # the name of a reference model whose caller gave it none
+
+
+def named_references(reference: Any) -> dict[str, Any]:
+    """The reference models by name: none, one without a name, or several under theirs."""
+    if reference is None:
+        return {}
+    return dict(reference) if isinstance(reference, Mapping) else {UNNAMED: reference}
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
+
+if TYPE_CHECKING:
+    from hf_taskvec.evaluation.asking.batched_asking import Asked
 
 MetricKind = Literal["memory", "health"]
 # MUSE and open-unlearning take the 40 % least likely tokens for Min-K %.
@@ -288,4 +291,32 @@ def measure(answered: AnsweredPassage, protocol: Protocol, own: Sequence[Metric]
                     f"metric {metric.name!r} is {value} on the answer {answered.output[:40]!r}: its function "
                     f"must give a finite number{above}"
                 )
+    return found
+
+
+def measure_answers(
+    asked: "Asked", scale: float, protocol: Protocol, own: Sequence[Metric] = (), *, likelihood: bool = True
+) -> list[tuple[str, dict[str, float]]]:
+    """What a model answered at one λ: for each passage that it was asked, the text and every metric of it.
+
+    Args:
+        asked (`Asked`):
+            The passages and the answers.
+        scale (`float`):
+            λ, one of those that were asked for.
+        protocol (`Protocol`):
+            How it was asked.
+        own (`Sequence[Metric]`, *optional*):
+            Metrics besides `METRICS`.
+        likelihood (`bool`, *optional*, defaults to `True`):
+            Also the metrics that need log-probabilities. Without it they are left out, even if the store knows them.
+    """
+    from hf_taskvec.evaluation.asking.batch_plan import Row
+
+    found = []
+    for number, passage in enumerate(asked.passages):
+        answer = asked.work.rows[Row(scale, number)]
+        views = (answer.log_probs, answer.hits) if likelihood else ((), ())
+        answered = AnsweredPassage(answer.text, passage.text.answer, *views)
+        found.append((answer.text, measure(answered, protocol, own)))
     return found
