@@ -150,7 +150,7 @@ class Sum:
         """Add the low-rank terms, in blocks of columns: whatever the rank, little of a factor is held at a time."""
         for weight, left, right in factors:
             rows = left[start:stop].to(out)
-            width = max(1, _BLOCK // right.shape[0])
+            width = max(1, _BLOCK // max(1, right.shape[0]))
             for columns, block in zip(torch.split(out, width, dim=1), torch.split(right, width, dim=1), strict=True):
                 columns.addmm_(rows, block.to(out), alpha=weight)
 

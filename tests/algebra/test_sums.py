@@ -312,6 +312,12 @@ def test_a_scalar_parameter_is_summed_as_any_other() -> None:
     assert out.item() == 4.0
 
 
+def test_factors_of_rank_0_change_nothing() -> None:
+    nothing = Term(2.0, LowRank(InMemory(torch.ones(3, 0)), InMemory(torch.ones(0, 2))))
+    target = torch.ones(3, 2)
+    assert torch.equal(Sum((3, 2), [nothing], InMemory(target)).rows(0, 3), target.double())
+
+
 def test_an_expression_without_terms_is_zero_or_the_target() -> None:
     out = torch.full((2, 2), 9.0)
     Sum((2, 2), []).into(out, "w")
