@@ -13,6 +13,7 @@ from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError, some
 from hf_taskvec.merging.rule_registry import Change, Parameter, Rule, find_rule
+from hf_taskvec.threads import workers
 
 
 def combine(
@@ -64,7 +65,7 @@ def combine(
         return TaskVector(terms, _by_rule(total.provenance, found))
     labels = _labels(vectors)
     layers = layer_count(name for vector in vectors for name in vector)
-    terms = {}
+    parameters = []
     for name in dict.fromkeys(name for vector in vectors for name in vector):
         changes = tuple(
             Change(index, labels[index], scale, vector[name].terms)
@@ -72,8 +73,10 @@ def combine(
             if name in vector and scale != 0.0
         )
         if changes:
-            parameter = Parameter(name, changes, len(vectors), layers, _key(found, options, len(vectors)))
-            terms[name] = tuple(found.function(parameter, **options))
+            parameters.append(Parameter(name, changes, len(vectors), layers, _key(found, options, len(vectors))))
+    with workers() as run:  # for the rules that read at once
+        merged = run(lambda parameter: tuple(found.function(parameter, **options)), parameters)
+        terms = {parameter.name: each for parameter, each in zip(parameters, merged, strict=True)}
     weighted = None if set(scales) == {1.0} else scales
     origin = Provenance.combined([v.provenance for v in vectors], found.name, found.paper, weights=weighted, **options)
     return TaskVector(terms, origin)
