@@ -169,12 +169,12 @@ def _svd_of_dense(
         size *= 2
 
 
-def _right_product(matrix: Sum, right: torch.Tensor) -> torch.Tensor:
+def right_product(matrix: Sum, right: torch.Tensor) -> torch.Tensor:
     """`matrix @ right`, tile by tile."""
     return torch.cat([matrix.rows(start, stop) @ right for start, stop in matrix.tiles()])
 
 
-def _left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
+def left_product(matrix: Sum, left: torch.Tensor) -> torch.Tensor:
     """`left.T @ matrix`, tile by tile."""
     result = torch.zeros(left.shape[1], matrix.shape[1], dtype=torch.float64, device="cpu")
     for start, stop in matrix.tiles():
@@ -198,7 +198,7 @@ def _svd_by_qr(matrix: Sum) -> _SVD:
                 factor = torch.linalg.qr(torch.cat([factor, *waiting]), mode="r").R
                 waiting = []
         basis = torch.linalg.svd(factor).Vh.T
-        image = _right_product(matrix, basis)  # orthogonal columns, whose norms are the values
+        image = right_product(matrix, basis)  # orthogonal columns, whose norms are the values
         values = torch.linalg.vector_norm(image, dim=0)
         return image / values.clamp_min(tiny), values, basis.T
     dense = torch.cat([matrix.rows(start, stop) for start, stop in matrix.tiles()])
@@ -212,9 +212,9 @@ def _svd_by_sketch(matrix: Sum, size: int) -> _SVD:
     """The leading singular triples, by subspace iteration from a seeded random start."""
     generator = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(matrix.shape[1], size, dtype=torch.float64, device="cpu", generator=generator)
-    left = torch.linalg.qr(_right_product(matrix, start)).Q
+    left = torch.linalg.qr(right_product(matrix, start)).Q
     for _ in range(_POWER_ITERATIONS):
-        right = torch.linalg.qr(_left_product(matrix, left).T).Q
-        left = torch.linalg.qr(_right_product(matrix, right)).Q
-    u, values, v = torch.linalg.svd(_left_product(matrix, left), full_matrices=False)
+        right = torch.linalg.qr(left_product(matrix, left).T).Q
+        left = torch.linalg.qr(right_product(matrix, right)).Q
+    u, values, v = torch.linalg.svd(left_product(matrix, left), full_matrices=False)
     return left @ u, values, v

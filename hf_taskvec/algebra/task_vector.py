@@ -5,14 +5,16 @@ algebra itself needs neither transformers nor peft, and these (with `vector_cons
 only imports in the library that point upwards.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hf_taskvec.algebra.quantisation import Scheme
 from hf_taskvec.algebra.rounding import parse_dtype
 from hf_taskvec.algebra.vector_pushing import VectorPushing
+from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -48,6 +50,66 @@ class TaskVector(VectorPushing):
         0
 
     """
+
+    def without(
+        self,
+        others: "TaskVector | Sequence[TaskVector]",
+        *,
+        by: Literal["tensor", "subspace"] = "tensor",
+        rank: int | None = None,
+        side: Literal["both", "left", "right"] = "both",
+    ) -> "TaskVector":
+        """The vector without what lies in the span of others, parameter by parameter: the merging rule `without`.
+
+        For edits that shall leave something alone, such as `-1.2 * tau.without([aligned, retain])`.
+
+        Args:
+            others (`TaskVector` or `Sequence[TaskVector]`):
+                One or more vectors of the same architecture; their lengths and signs do not matter. A parameter that
+                none of them changes stays as it is, and one that lies in their span is no longer changed: a vector
+                without itself is empty.
+            by (`str`, *optional*, defaults to `"tensor"`):
+                `"tensor"` subtracts from each parameter the multiples of the others that make it orthogonal to each of
+                them. The result is a sum of the vectors, exact and lazy; its coefficients are found by this call, which
+                reads all vectors. `"subspace"` takes more away: with the projections P and Q onto the others' leading
+                left and right singular vectors, each matrix becomes `v - P v Q`, when it is used; biases and norms are
+                projected by tensor.
+            rank (`int`, *optional*):
+                By subspace: how many singular vectors of each of the others count. The default is all of them; where a
+                matrix of the others is not held as factors, a number is needed.
+            side (`str`, *optional*, defaults to `"both"`):
+                By subspace: `"left"` gives `v - P v` (nothing is written where the others write), `"right"` gives
+                `v - v Q` (nothing is read that the others read).
+
+        Returns:
+            `TaskVector`: What is left. Factors stay factors where the others are factors, and by subspace always.
+
+        Raises:
+            `BadValueError`: If there are no others, or an option makes no sense.
+            `MissingNameError`: If there is no such `by` or `side`.
+            `MismatchError`: If the vectors come from models of different architectures, shapes or tokenizers.
+
+        Example:
+            >>> import torch
+            >>> v = TaskVector.from_tensors({"w": torch.tensor([3.0, 4.0])}, name="v")
+            >>> u = TaskVector.from_tensors({"w": torch.tensor([2.0, 0.0])}, name="u")
+            >>> v.without(u).dense("w")
+            tensor([0., 4.])
+            >>> v.without(u).expression
+            "combine([v, u], 'without')"
+            >>> len(v.without([u, 2 * v]))
+            0
+
+        """
+        from hf_taskvec.merging import combine
+
+        taken = [others] if isinstance(others, TaskVector) else list(others)
+        if not taken:
+            raise BadValueError("without() takes at least one other vector: there is nothing to project away from.")
+        given: dict[str, Any] = {"by": by, "rank": rank, "side": side}
+        defaults = {"by": "tensor", "rank": None, "side": "both"}
+        options = {name: value for name, value in given.items() if value != defaults[name]}
+        return combine([self, *taken], "without", **options)
 
     def save(
         self,

@@ -10,6 +10,7 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 - `linear_rules`: the rules `sum`, `mean`, `weighted`, `interpolate` and `layers`
 - `sparse_rules`: the rules `magnitude`, `rows`, `breadcrumbs`, `dare` and `ties`
 - `spectral_rules`: the rules `low_rank` and `tsv`
+- `projection_rules`: the rule `without`
 - `rule_registry`: what a rule is; `rule`, which registers one under its name, and `rules`, which lists them
 - `option_checks`: checks of the numbers that rules take as options
 - `order_statistics`: the k-th smallest magnitude of a parameter, without sorting it
@@ -19,8 +20,9 @@ A new rule is one function with the decorator `rule`; nothing else needs to be c
 """
 
 import hf_taskvec.merging.linear_rules
+import hf_taskvec.merging.projection_rules
 import hf_taskvec.merging.sparse_rules
-import hf_taskvec.merging.spectral_rules  # noqa: F401 (each of the three registers its rules)
+import hf_taskvec.merging.spectral_rules  # noqa: F401 (each of them registers its rules)
 from hf_taskvec.merging.combining import combine
 from hf_taskvec.merging.rule_registry import Change, Parameter, Rule, rule, rules
 from hf_taskvec.merging.scale_search import ScaleSearch, search_scale

@@ -23,7 +23,8 @@ def combine(
 
     Linear rules give expressions, in which factors stay factors. The result of any other rule is computed when it is
     used, from tiles of the vectors: no model and no whole parameter is held, except for spectral rules on dense
-    matrices, which hold one parameter. Only `rows` reads the vectors at once, to know which rows it keeps.
+    matrices, which hold one parameter. Only `rows` reads the vectors at once, to know which rows it keeps, and
+    `without`, to know how much of the others is in the first.
 
     Args:
         vectors (`Sequence[TaskVector]`):

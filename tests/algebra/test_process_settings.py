@@ -70,6 +70,9 @@ RESULTS: dict[str, Callable[[TaskVector, TaskVector], TaskVector]] = {
     "exact": lambda a, b: a.filter(include="*attn*").compress(rank=8, exact=True),
     "factors": lambda a, b: (a.compress(rank=4) - b.compress(rank=3)).compress(rank=5),
     "rows": lambda a, b: a.prune_rows(0.3),
+    "without": lambda a, b: a.without([b, 0.5 * b]),
+    "subspace": lambda a, b: a.without(b, by="subspace", rank=3),
+    "factors without": lambda a, b: a.compress(rank=4).without(b.compress(rank=3), by="subspace"),
     **{
         rule: lambda a, b, rule=rule: combine([a, b], rule)  # type: ignore[misc]
         for rule in ("ties", "dare", "magnitude", "breadcrumbs", "low_rank", "tsv")

@@ -119,6 +119,19 @@ def test_combine_is_the_librarys_algebra(taskvec: Run, edited: Edited, tmp_path:
         assert torch.equal(saved.dense(name), expected.dense(name))
 
 
+def test_combine_projects_by_the_rule(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+    narrow = "combine([a, compress(a, rank=1)], 'without', by='subspace')"
+    expression = f"-1.2*{narrow} + 0.5*combine([a, noise(a, seed=0)], 'without')"
+    answer = taskvec("combine", expression, "a=vector", "-o", tmp_path / "out", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["expression"] == expression
+    saved, v = TaskVector.load(tmp_path / "out"), edited.vector
+    expected = -1.2 * v.without(v.compress(rank=1), by="subspace") + 0.5 * v.without(v.noise())
+    assert saved.norm() > 0
+    for name in v:
+        assert torch.equal(saved.dense(name), expected.dense(name))
+
+
 def test_show_and_compare_give_the_librarys_numbers_as_json(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
     shown = taskvec("show", "vector", "--json", "--top", 3).json
     assert shown["norm"] == pytest.approx(edited.vector.norm())

@@ -180,14 +180,15 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr("hf_taskvec.algebra.sources.InMemory.read", refuse)
-        # Which rows `rows` keeps must be known at once, as its docstring tells.
+        # Which rows `rows` keeps and what `without` subtracts must be known at once, as their docstrings tell.
         merged = {
             rule: combine(vectors, rule, **OPTIONS.get(rule, {}))
             for rule in rules()
-            if rule not in ("rows", "interpolate")
+            if rule not in ("rows", "without", "interpolate")
         }
-        with pytest.raises(AssertionError, match="a tensor was read"):
-            combine(vectors, "rows")
+        for rule in ("rows", "without"):
+            with pytest.raises(AssertionError, match="a tensor was read"):
+                combine(vectors, rule)
     kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
     assert {rule for rule, kind in kinds.items() if kind is Computed} == {"breadcrumbs", "dare", "magnitude", "ties"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
