@@ -31,7 +31,8 @@ from pathlib import Path
 from hf_taskvec.auditing import AuditReport
 from hf_taskvec.evaluation import UnlearningReport, Verdict, compare_methods, compare_seeds
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
-from hf_taskvec.evaluation.reporting.seed_summary import count_seeds, relative_by_metric
+from hf_taskvec.evaluation.reporting.seed_rows import relative_by_metric
+from hf_taskvec.evaluation.reporting.seed_summary import count_seeds
 from hf_taskvec.evaluation.reporting.verdict_tables import OVERALL, markdown_table
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.seed_tests import mean_over_seeds

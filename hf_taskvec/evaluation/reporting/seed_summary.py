@@ -1,18 +1,18 @@
-"""What several seeds say together: one report for each seed, and two methods on the same seeds, compared in pairs.
+"""What several seeds say together: means and tests over seeds, and two methods on the same seeds, compared in pairs.
 
-The seed is the unit: every number here is one number for each seed, however many passages it rests on.
+The seed is the unit: every number here is one number for each seed (`seed_rows`), however many passages it rests on.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from hf_taskvec.errors import BadValueError, MismatchError, some
+from hf_taskvec.errors import MismatchError, some
+from hf_taskvec.evaluation.reporting.seed_rows import SeedRow, check_comparable, checked_choices, seed_row
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.reporting.verdict_tables import OVERALL
 from hf_taskvec.evaluation.scoring.drop_tests import PAIRS
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
-from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.seed_tests import (
     SeedMean,
     Side,
@@ -21,53 +21,10 @@ from hf_taskvec.evaluation.scoring.seed_tests import (
     sign_flip_test,
     sign_test,
 )
-from hf_taskvec.evaluation.scoring.statistics import Interval
-from hf_taskvec.evaluation.scoring.verdict import Overall, Verdict
+from hf_taskvec.evaluation.scoring.verdict import Overall
 from hf_taskvec.evaluation.texts.books import Role
 
 _ROLES: dict[Role, str] = {"forget": "forgotten", "aligned": "aligned", "retain": "retained"}
-
-
-@dataclass(frozen=True)
-class SeedRow:
-    """What one seed came to, on the half of its passages that did not choose λ.
-
-    Args:
-        seed (`int`):
-            Which.
-        scale (`float`, *optional*):
-            The λ that was judged; `None` if there were too few passages to judge any.
-        chosen (`bool`):
-            Whether it met the criteria on the half that chooses; else it only came nearest.
-        outcome (`str`):
-            As `Verdict.outcome`; `"cannot_tell"` without a verdict.
-        passed (`bool`):
-            Whether a λ was chosen, the book is as if never seen there, and the others are kept.
-        relative (`dict[str, Interval]`):
-            R by each metric, of the book where it is farthest from 1, with its interval over passages. Metrics by which
-            the model hardly knew the book are left out.
-        membership (`float`, *optional*):
-            How far the membership AUC is above the reference's, of the book where it is farthest.
-        retained (`dict[str, float]`):
-            By each metric, the share that the retained book lost that lost most.
-        lost (`dict[tuple[str, str], tuple[float, float]]`):
-            For two roles, what the books of each lost of the headline metric, as `LossTest` counts it.
-    """
-
-    seed: int
-    scale: float | None
-    chosen: bool
-    outcome: Overall
-    passed: bool
-    relative: dict[str, Interval]
-    membership: float | None
-    retained: dict[str, float]
-    lost: dict[tuple[Role, Role], tuple[float, float]]
-
-    @property
-    def worst_retained(self) -> float | None:
-        """The largest of `retained`."""
-        return max(self.retained.values(), default=None)
 
 
 @dataclass(frozen=True)
@@ -211,10 +168,10 @@ def compare_seeds(reports: Mapping[int, UnlearningReport], *, level: float = 0.9
         >>> print(compare_seeds(reports).to_markdown())  # doctest: +SKIP
 
     """
-    choices = _choices(reports)
+    choices = checked_choices(reports)
     first = next(iter(reports.values()))
     metrics = tuple(first.metric(name) for name in next(iter(choices.values())).criteria.judged)
-    rows = tuple(_row(seed, reports[seed], choice) for seed, choice in choices.items())
+    rows = tuple(seed_row(seed, reports[seed], choice) for seed, choice in choices.items())
     tests = []
     for pair in PAIRS[:2]:
         lost = {row.seed: row.lost[pair] for row in rows if pair in row.lost}
@@ -278,7 +235,7 @@ def compare_methods(
         if books[0] != books[1]:
             raise MismatchError(f"the two reports of seed {seed} are of different books, so they are no pair")
     first, second = compare_seeds(a, level=level), compare_seeds(b, level=level)
-    _check_alike({names[0]: next(iter(a.values())), names[1]: next(iter(b.values()))})
+    check_comparable({names[0]: next(iter(a.values())), names[1]: next(iter(b.values()))})
     tests = []
 
     def add(what: str, number: Callable[[SeedRow], float | None], percent: bool = False) -> None:
@@ -300,92 +257,6 @@ def compare_methods(
     add("what the worst retained book lost", lambda row: row.worst_retained, True)
     add("size of λ", lambda row: None if row.scale is None else abs(row.scale))
     return MethodComparison(names, first, second, _corrected(tests), level)
-
-
-def relative_by_metric(verdict: Verdict) -> dict[str, Interval]:
-    """R by each metric, of the book where it is farthest from 1; without metrics by which no book was known.
-
-    Args:
-        verdict (`Verdict`):
-            On one λ, or on one attack.
-
-    Returns:
-        `dict[str, Interval]`: R with its interval over passages.
-    """
-    relative: dict[str, Interval] = {}
-    for found in verdict.metrics:
-        old = relative.get(found.metric)
-        if found.relative is not None and (old is None or abs(found.relative.value - 1) > abs(old.value - 1)):
-            relative[found.metric] = found.relative
-    return relative
-
-
-def _choices(reports: Mapping[int, UnlearningReport]) -> dict[int, Choice]:
-    if not reports:
-        raise BadValueError("no reports: a summary over seeds needs at least one")
-    choices = {}
-    for seed, report in reports.items():
-        if report.choice is None:
-            raise BadValueError(f"the report of seed {seed} has no book to forget, so nothing in it was judged")
-        choices[seed] = report.choice
-    models: dict[str, int] = {}
-    for seed, report in reports.items():
-        if (other := models.setdefault(report.model, seed)) != seed:
-            raise MismatchError(
-                f"the reports of seeds {other} and {seed} are of one model, so they are one experiment and not two. "
-                "Give one report for each seed; two methods on one seed are a pair for compare_methods"
-            )
-    _check_alike({f"seed {seed}": report for seed, report in reports.items()})
-    return choices
-
-
-def _check_alike(reports: Mapping[str, UnlearningReport]) -> None:
-    (first, base), *rest = reports.items()
-    for name, report in rest:
-        if (report.protocol.name, report.protocol.hash) != (base.protocol.name, base.protocol.hash):
-            raise MismatchError(
-                f"{first} was measured under protocol {base.protocol.id}, {name} under {report.protocol.id}: "
-                "their scores are not comparable. Run all under one protocol"
-            )
-        assert base.choice is not None and report.choice is not None
-        if report.choice.criteria != base.choice.criteria:
-            raise MismatchError(
-                f"{first} was judged by {base.choice.criteria}, {name} by {report.choice.criteria}: judge all alike, "
-                "by report.rechoose(criteria)"
-            )
-
-
-def _row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
-    retained: dict[str, float] = {}
-    apart: list[float] = []
-    verdict = choice.verdict
-    if verdict is not None:
-        for loss in verdict.retained:
-            retained[loss.metric] = max(retained.get(loss.metric, loss.lost.value), loss.lost.value)
-        apart = [member.difference.value for member in verdict.membership]
-    return SeedRow(
-        seed=seed,
-        scale=choice.judged,
-        chosen=choice.scale is not None,
-        outcome="cannot_tell" if verdict is None else verdict.outcome,
-        passed=choice.scale is not None and verdict is not None and verdict.passed,
-        relative={} if verdict is None else relative_by_metric(verdict),
-        membership=max(apart, key=abs, default=None),
-        retained=retained,
-        lost=_lost(report, choice),
-    )
-
-
-def _lost(report: UnlearningReport, choice: Choice) -> dict[tuple[Role, Role], tuple[float, float]]:
-    """What the books of two roles lost, each role's books averaged."""
-    roles = {book.name: book.role for book in report.books}
-    found = {}
-    for pair in PAIRS:
-        tests = [test for test in choice.tests if (roles.get(test.first), roles.get(test.second)) == pair]
-        if tests:
-            sides = ([test.first_loss for test in tests], [test.second_loss for test in tests])
-            found[pair] = (sum(sides[0]) / len(tests), sum(sides[1]) / len(tests))
-    return found
 
 
 def _test(
