@@ -31,7 +31,7 @@
 - `timing`: seconds, passages per second, processes: the only part that differs between equal runs.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,8 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
-from hf_taskvec.evaluation.scoring.metrics import METRICS, MetricInfo
+from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
-from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
 from hf_taskvec.evaluation.texts.protocols import Protocol
@@ -284,53 +283,9 @@ class UnlearningReport:
             `MissingNameError`: If there is no such metric.
             `CorruptFileError`: If a passage lacks a value.
         """
-        from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
-        from hf_taskvec.evaluation.reporting.summary import PassageValues, all_loss_tests
+        from hf_taskvec.evaluation.reporting.rechoosing import rechosen
 
-        if not self.passages:
-            raise BadValueError("this report has no passages, as those on the Hub: λ is chosen anew from a whole one")
-        if self.choice is None:
-            raise BadValueError("no book of the report is one to forget, so there is no λ to choose")
-        criteria.check([*METRICS.values(), *self.metrics], {info.name for info in self.metrics})
-        self._check_passages()
-        draws = Draws(self.settings.resamples, self.settings.level, self.settings.permutations, self.settings.seed)
-        values = PassageValues(self.passages, self.scales, self.metrics, [info.name for info in self.references])
-        choice = choose_scale(
-            values,
-            self.books,
-            criteria,
-            draws,
-            split_followed=self.choice.never_seen.source == "split",
-            score_factor=self.protocol.score_factor,
-        )
-        tests = all_loss_tests(values, self.books, self.metric(criteria.headline), draws)
-        return replace(self, choice=choice, tests=tests)
-
-    def _check_metrics(self) -> None:
-        """Refuse scores and verdicts of metrics that the report does not explain."""
-        used = [score.metric for score in self.scores]
-        if self.choice is not None:
-            used += self.choice.criteria.metrics
-            if (verdict := self.choice.verdict) is not None:
-                used += [found.metric for found in verdict.metrics] + [lost.metric for lost in verdict.retained]
-        unknown = set(used) - {info.name for info in self.metrics}
-        if unknown:
-            raise CorruptFileError(f"it has values of {min(unknown)[:60]!r}, but no such metric.")
-
-    def _check_passages(self) -> None:
-        """Refuse passages that lack a λ, a reference model or a value: a file may hold anything."""
-        names = [info.name for info in self.references]
-        for passage in self.passages:
-            if [each.scale for each in passage.at] != list(self.scales) or self.scales[:1] != (0,):
-                raise CorruptFileError(f"passage {passage.id[:60]!r} was not asked at each λ of the report")
-            if [each.reference for each in passage.references] != names:
-                raise CorruptFileError(f"passage {passage.id[:60]!r} was not asked of each reference of the report")
-            answers = [(f"at λ={each.scale:g}", each.values) for each in passage.at]
-            answers += [(f"of {each.reference}", each.values) for each in passage.references]
-            for where, values in answers:
-                missing = [info.name for info in self.metrics if info.name not in values]
-                if missing:
-                    raise CorruptFileError(f"passage {passage.id[:60]!r} has no {missing[0]!r} {where}")
+        return rechosen(self, criteria)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `report.json` holds it.
@@ -411,7 +366,7 @@ class UnlearningReport:
             `MissingFileError`: If there is none.
             `CorruptFileError`: If it is damaged, or of another version.
         """
-        return load_report(cls, _FORMAT, path, cls._check_metrics)
+        return load_report(cls, _FORMAT, path, _check_metrics)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
@@ -429,4 +384,16 @@ class UnlearningReport:
         Raises:
             `CorruptFileError`: If it is damaged, no report, or of another version.
         """
-        return report_from_dict(cls, _FORMAT, content, name, cls._check_metrics)
+        return report_from_dict(cls, _FORMAT, content, name, _check_metrics)
+
+
+def _check_metrics(report: UnlearningReport) -> None:
+    """Refuse scores and verdicts of metrics that the report does not explain."""
+    used = [score.metric for score in report.scores]
+    if report.choice is not None:
+        used += report.choice.criteria.metrics
+        if (verdict := report.choice.verdict) is not None:
+            used += [found.metric for found in verdict.metrics] + [lost.metric for lost in verdict.retained]
+    unknown = set(used) - {info.name for info in report.metrics}
+    if unknown:
+        raise CorruptFileError(f"it has values of {min(unknown)[:60]!r}, but no such metric.")
