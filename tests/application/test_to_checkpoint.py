@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -297,13 +296,14 @@ vector.apply(base, out, scale=-0.3, max_shard_size="1MB", overwrite=True)
 
 def kill_while_applying(pair, script, out, generator):
     """Kill -9 a run at some moment within 0.8 seconds."""
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(pair.base), str(pair.tuned), str(out)], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    said = out.with_suffix(".said")
+    said.unlink(missing_ok=True)
+    applying = launch.start(script, pair.base, pair.tuned, out, stdout=said)
+    while not (said.exists() and said.read_text() == "ready\n"):
+        assert applying.running()
+        time.sleep(0.001)
     time.sleep(float(torch.rand(1, generator=generator)) * 0.8)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    applying.kill()
 
 
 @pytest.mark.parametrize("moments", [6, pytest.param(60, marks=pytest.mark.slow)])

@@ -5,9 +5,7 @@ import fcntl
 import json
 import os
 import pty
-import signal
 import struct
-import subprocess
 import termios
 import time
 from pathlib import Path
@@ -86,15 +84,19 @@ def on_a_terminal(processes: int, *args: str) -> str:
     """What a sweep writes to a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # a bar needs some width
-    line = launch.command(SCRIPT, *args, processes=processes)
-    with subprocess.Popen(line, env=launch.environment(), stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        written = b""
-        with contextlib.suppress(OSError):  # the end of a terminal is an error
+    terminal = os.ttyname(theirs)
+    sweep = launch.start(SCRIPT, *args, processes=processes, stdout=terminal, stderr=terminal)
+    os.set_blocking(ours, False)
+    written, running = b"", True
+    while running:
+        running = sweep.running()  # before the last look at what was written
+        with contextlib.suppress(BlockingIOError):
             while part := os.read(ours, 1 << 16):
                 written += part
+        time.sleep(0.01)
     os.close(ours)
-    assert process.returncode == 0, written.decode()[-3000:]
+    os.close(theirs)
+    assert sweep.wait() == 0, written.decode()[-3000:]
     return written.decode()
 
 
@@ -109,12 +111,12 @@ def test_one_progress_bar_is_shown_on_a_terminal(whole, tmp_path):
 
 
 def test_a_killed_sweep_continues_with_what_was_finished(whole, tmp_path):
-    line = launch.command(SCRIPT, tmp_path, "2")
-    with subprocess.Popen(line, env=launch.environment(), stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
-        while len(list((tmp_path / "store").glob("*.json"))) < 5 and time.monotonic() < deadline:
-            assert process.poll() is None, "the sweep ended before it could be killed"
-        process.send_signal(signal.SIGKILL)
+    sweep = launch.start(SCRIPT, tmp_path, "2")
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "store").glob("*.json"))) < 5 and time.monotonic() < deadline:
+        assert sweep.running(), "the sweep ended before it could be killed"
+        time.sleep(0.005)
+    sweep.kill()
     files = [json.loads(path.read_text()) for path in (tmp_path / "store").glob("*.json")]
     kept = sum(len(file["records"]) for file in files)
     assert kept >= 10 and not (tmp_path / "report.json").exists()

@@ -50,9 +50,9 @@ def test_alone_accelerate_is_not_imported() -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each of two processes saw."""
+    """What each of two processes saw, under `accelerate launch` itself."""
     folder = tmp_path_factory.mktemp("two")
-    launch.succeed(launch.SUPPORT / "launched_processes.py", folder, processes=2)
+    launch.succeed(launch.SUPPORT / "launched_processes.py", folder, processes=2, launched=True)
     return [json.loads((folder / f"{number}.json").read_text()) for number in (0, 1)]
 
 

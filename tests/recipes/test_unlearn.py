@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,15 +63,11 @@ def main() -> Callable[[list[str]], UnlearningReport]:
     return module.main
 
 
-def run(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return launch.run(RECIPE, *arguments, processes=processes, launched=True, cwd=cwd)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """What the command leaves behind and what it says, started as a user starts it."""
     folder = tmp_path_factory.mktemp("recipe")
-    done = run(*flags(), cwd=folder)
+    done = launch.run(RECIPE, *flags(), launched=True, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "outputs" / "unlearn", done.stdout
 
@@ -182,17 +175,14 @@ def test_a_killed_experiment_continues_and_reports_the_same(finished: tuple[Path
         lambda: list((tmp_path / "out/stages").glob(".joint-*")),
         lambda: list((tmp_path / "out/store").glob("*.json")),
     ):
-        command, silent = launch.command(RECIPE, *arguments, launched=True), subprocess.DEVNULL
-        with subprocess.Popen(
-            command, env=launch.environment(), stdout=silent, stderr=silent, start_new_session=True
-        ) as process:
-            deadline = time.monotonic() + 120
-            while not is_there() and time.monotonic() < deadline:
-                assert process.poll() is None, "it ended before it could be killed"
-                time.sleep(0.005)
-            os.killpg(process.pid, signal.SIGKILL)
+        experiment = launch.start(RECIPE, *arguments)
+        deadline = time.monotonic() + 120
+        while not is_there() and time.monotonic() < deadline:
+            assert experiment.running(), "it ended before it could be killed"
+            time.sleep(0.005)
+        experiment.kill()
         assert not (tmp_path / "out/report.json").exists()
-    done = run(*arguments)
+    done = launch.run(RECIPE, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "done before" in done.stdout
     assert without_timing(tmp_path / "out") == without_timing(finished[0])
@@ -346,7 +336,8 @@ def test_the_chosen_model_is_pushed(finished: tuple[Path, str], main: Any, hub: 
 
 def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path) -> None:
     output, _ = finished
-    done = run(*flags(), "--output", str(tmp_path / "two"), "--cache", str(output / "stages"), processes=2)
+    arguments = [*flags(), "--output", str(tmp_path / "two"), "--cache", str(output / "stages")]
+    done = launch.run(RECIPE, *arguments, processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("* chosen") <= 1  # one process speaks
     assert json.loads((tmp_path / "two/report.json").read_text())["timing"]["processes"] == 2
@@ -355,7 +346,7 @@ def test_two_processes_agree_with_one(finished: tuple[Path, str], tmp_path: Path
 
 @pytest.mark.slow
 def test_two_processes_can_train(tmp_path: Path) -> None:
-    whole = run(*flags(), "--output", str(tmp_path / "whole"), processes=2)
+    whole = launch.run(RECIPE, *flags(), "--output", str(tmp_path / "whole"), processes=2, launched=True)
     assert whole.returncode == 0, whole.stderr[-3000:]
 
 
