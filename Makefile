@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One thread for each of the test workers: two torch processes with two threads each crawl on two cores.
 WORKERS ?= 2
+# Each worker has one run of neighbouring tests, and takes from another's end when it has none left: so what the tests
+# of a file share is made by one worker, not by all.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean test-matrix matrix-table
 
@@ -10,17 +13,17 @@ demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	$(PYTEST)
 
 test-slow: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+	$(PYTEST) -m slow
 
 test-fuzz: .venv/ready
 	$(BIN)/python tests/fuzzing/run.py
 
 # Every model type and LoRA option, about half an hour; an interrupted run goes on where it was.
 test-matrix: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m matrix tests/matrix
+	$(PYTEST) -m matrix tests/matrix
 
 # What test-matrix found becomes tests/matrix/expected.json and docs/coverage.md.
 matrix-table: .venv/ready
