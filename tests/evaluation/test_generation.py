@@ -3,11 +3,11 @@
 import copy
 import json
 import math
-import multiprocessing
 from dataclasses import replace
 
 import pytest
 import torch
+from support import launch
 from support.tiny_books import tiny_gpt2, tiny_llama
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
@@ -209,8 +209,7 @@ def _write(folder, number):
 
 
 def test_processes_may_write_at_once(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in (0, 5, 10)]
+    writers = [launch.forks().Process(target=_write, args=(tmp_path, n)) for n in (0, 5, 10)]
     for writer in writers:
         writer.start()
     for writer in writers:

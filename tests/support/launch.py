@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -39,6 +39,13 @@ def environment() -> dict[str, str]:
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **ours}
+
+
+def forks() -> ForkServerContext:
+    """Where processes come from that have torch and transformers imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
 
 
 @dataclass(frozen=True)
@@ -91,14 +98,12 @@ def start(
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes)}
         shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         shared |= {"ACCELERATE_MIXED_PRECISION": "no", "LOCAL_WORLD_SIZE": str(processes)}
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(_IMPORTED)
     line = [str(script), *map(str, arguments)]
     started = []
     for rank in range(processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
         given = (line, shared | own, cwd or Path.cwd(), str(stdout), str(stderr))
-        started.append(forks.Process(target=_run, args=given))
+        started.append(forks().Process(target=_run, args=given))
         started[-1].start()
     return Started(tuple(started), store)
 
