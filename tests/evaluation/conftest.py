@@ -17,13 +17,18 @@ def tokenizer():
     return make_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def made():
-    """The tokenizer, two books, a base, it fine-tuned on both books, and fine-tuned on the one to forget."""
+@pytest.fixture(scope="session")
+def trained():
     tokenizer, books, base = make_tokenizer(), make_books(), tiny_llama()
     joint = train(copy.deepcopy(base), tokenizer, books, 150)
     single = train(copy.deepcopy(base), tokenizer, books[:1], 100)
     return tokenizer, books, base, joint, single
+
+
+@pytest.fixture(scope="module")
+def made(trained):
+    """The tokenizer, two books, a base, it fine-tuned on both books, and fine-tuned on the one to forget."""
+    return copy.deepcopy(trained)
 
 
 @pytest.fixture

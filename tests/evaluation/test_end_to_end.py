@@ -39,11 +39,11 @@ def learnt(shared, books):
     folder = shared / "models" / "stories260K"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    alice = excerpt(books / "carroll_1_alice.txt", "Alice", "forget", "CHAPTER I.", 1200)
-    oz = excerpt(books / "baum_oz_1_wizard.txt", "Oz", "retain", "Dorothy lived in", 1200)
+    alice = excerpt(books / "carroll_1_alice.txt", "Alice", "forget", "CHAPTER I.", 800)
+    oz = excerpt(books / "baum_oz_1_wizard.txt", "Oz", "retain", "Dorothy lived in", 800)
     torch.manual_seed(0)
-    joint = train(copy.deepcopy(base), tokenizer, [alice, oz], 400, length=96, lr=5e-3)
-    single = train(copy.deepcopy(base), tokenizer, [alice], 60, length=96, lr=2e-3)
+    joint = train(copy.deepcopy(base), tokenizer, [alice, oz], 260, length=96, lr=5e-3)
+    single = train(copy.deepcopy(base), tokenizer, [alice], 45, length=96, lr=2e-3)
     return tokenizer, base, joint, single, [alice, oz]
 
 

@@ -66,12 +66,11 @@ def three(made):
     """A sweep over a book to forget, an aligned and a retained one, against a model that saw none of the first."""
     import datasets
 
-    tokenizer, (lamps, boats), base, _, _ = made
+    tokenizer, (lamps, boats), base, _, single = made
     near = STORY.replace("room", "chamber").replace("lamps", "candles")
     candles = load_book(datasets.Dataset.from_dict({"text": [near]}), "candles", role="aligned", block_words=300)
     books = [lamps, candles, boats]
     model = train(copy.deepcopy(base), tokenizer, books, 250)
-    single = train(copy.deepcopy(base), tokenizer, [lamps], 100)
     edit = edit_of(model, base, single)
     return sweep(model, edit, SCALES, books, SHORT, tokenizer=tokenizer, reference=base, criteria=LENIENT, **FAST)
 

@@ -38,7 +38,7 @@ def main(output: str, batch_size: int, options: list[str]) -> None:
         model.most_rows = int(next(iter(numbers.values())))
     delta = 0.3 * torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
     decoding = protocols.Decoding(temperature=0.7, top_p=0.9) if "sampled" in options else protocols.Decoding()
-    protocol = protocols.get(prompt_length=14, answer_length=8, samples=10, decoding=decoding)
+    protocol = protocols.get(prompt_length=14, answer_length=8, samples=6, decoding=decoding)
     edit = (RowHeadEdit if "rows" in options else HeadEdit)(model, delta)
     sweep(
         model,
