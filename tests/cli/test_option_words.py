@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,17 @@ NAMED = {name: command for each in _COMMANDS.values() for name, command in each.
 REACHED = ("algebra", "application", "auditing", "evaluation", "extraction", "files", "merging", "models", "publishing")
 
 
-def messages() -> Iterator[tuple[str, str]]:
+@cache
+def messages() -> tuple[tuple[str, str], ...]:
     """Every message that is raised in the packages that commands use, with `…` for what is filled in."""
-    for package in REACHED:
-        for path in sorted((PACKAGE / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                    for text in node.exc.args:
-                        yield f"{path.name}:{node.lineno}", "".join(_pieces(text))
+    return tuple(
+        (f"{path.name}:{node.lineno}", "".join(_pieces(text)))
+        for package in REACHED
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        for text in node.exc.args
+    )
 
 
 def _pieces(node: ast.expr) -> Iterator[str]:
