@@ -8,6 +8,7 @@ for paths, tokens and the user's name.
 import json
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from hf_taskvec.publishing.privacy import check_names, check_text
 from hf_taskvec.publishing.written_folder import Artifact, open_artifact
 
 if TYPE_CHECKING:
+    import jinja2
+
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
 # Each command is a line of its own in a block of code, and begins with our own name: it cannot end the block.
@@ -147,8 +150,6 @@ def card_for(
         `LeakError`: If the card would show a token, a path of this machine or the user's name.
         `BadValueError`: If an option is no Hub id where one is needed.
     """
-    import jinja2
-
     base = with_hub_id(artifact.base, base_model)
     base = with_card(base, token) if base else None
     others = [with_card(model, token) for model in artifact.records if model != artifact.base]
@@ -187,10 +188,7 @@ def card_for(
         "versions": _versions(artifact, report),
         "command": _command(artifact.folder),
     }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_template_folder()), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    card = environment.get_template(_TEMPLATES[artifact.kind]).render(c=context)
+    card = _templates().get_template(_TEMPLATES[artifact.kind]).render(c=context)
     free = [
         purpose or "",
         context["command"] or "",
@@ -217,11 +215,17 @@ def _public(artifact: Artifact, base: ModelRecord | None, repo_id: str | None) -
     return [*ids, *base_models(artifact, base), *([repo_id] if repo_id else [])]
 
 
-def _template_folder() -> Path:
-    """`model_cards/`: inside an installed package, or beside it in a clone."""
+@cache  # with the environment, its compiled templates are kept
+def _templates() -> "jinja2.Environment":
+    """Those of `model_cards/`, which is inside an installed package, or beside it in a clone."""
+    import jinja2
+
     package = Path(__file__).parents[1]
     inside = package / "model_cards"
-    return inside if inside.is_dir() else package.parent / "model_cards"
+    folder = inside if inside.is_dir() else package.parent / "model_cards"
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
 
 
 # What the templates show
