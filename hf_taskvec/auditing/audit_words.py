@@ -41,10 +41,8 @@ def audit_sentence(report: AuditReport) -> str:
     tried, back = len(report.findings), [finding.attack for finding in report.came_back]
     unsure = [f.attack for f in report.findings if f.last.verdict.outcome == "cannot_tell"]
     if tried:
-        if back:
-            text += f" Under {len(back)} of {tried} attacks it is surely known: {', '.join(back)}."
-        else:
-            text += f" None of {tried} attacks surely brought it back."
+        text += f" Attacks tried: {tried}; "
+        text += f"under {len(back)} it is surely known: {', '.join(back)}." if back else "none surely brought it back."
         if unsure:
             text += f" {len(unsure)} cannot be told: {', '.join(unsure)}."
     known = [_TESTS.get(found.test, found.test) for found in report.membership if found.outcome == "known"]
