@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from fuzzing.formats import Json
 from fuzzing.mutations import Edit, draw, edited, to_json
 from fuzzing.registry import EXEMPT, TARGETS, readers
 from fuzzing.runner import Fuzzer, MeaninglessError, Target, difference, same
+from support import launch
 
 from hf_taskvec.errors import CorruptFileError
 
@@ -213,7 +213,6 @@ def test_results_are_compared_by_type() -> None:
 
 
 def test_the_script_tells_counts_and_fails_on_faults() -> None:
-    script = [sys.executable, str(Path(__file__).with_name("run.py")), "--target", "store of a sweep", "--cases", "20"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    done = launch.run(Path(__file__).with_name("run.py"), "--target", "store of a sweep", "--cases", "20")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("store of a sweep: 20 cases, ") and done.stdout.endswith("20 cases, 0 wrong\n")
