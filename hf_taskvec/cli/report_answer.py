@@ -1,5 +1,6 @@
 """A report on the screen: the scores, what each metric says of the book, the λ to take, and its controls."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,13 +95,18 @@ def _scores(report: "UnlearningReport") -> TextTable:
             if cells:
                 name = f"{book.name} ({book.role}, {split.replace('_', ' ')})"
                 rows.append((name, *(f"{value:.3f}" for value in cells)))
-    heads = [*(f"λ={scale:g}" for scale in report.scales), *(info.name for info in report.references)]
+    heads = [*map(_head_of(report), report.scales), *(info.name for info in report.references)]
     return TextTable("Rouge-L", ["book", *heads], rows)
+
+
+def _head_of(report: "UnlearningReport") -> Callable[[float], str]:
+    return report.names.short if report.edits else report.names.phrase
 
 
 def _verdict_table(report: "UnlearningReport", choice: "Choice", verdict: "Verdict") -> TextTable:
     from hf_taskvec.evaluation.reporting.verdict_tables import VERDICT_HEADS, short_verdict
 
     which = "chosen" if choice.scale is not None else "nearest"
-    title = f"λ={choice.judged:g} ({which}), on the half of the passages that did not choose it"
+    assert choice.judged is not None
+    title = f"{_head_of(report)(choice.judged)} ({which}), on the half of the passages that did not choose it"
     return TextTable(title, VERDICT_HEADS, short_verdict(verdict, report.metric))

@@ -5,7 +5,8 @@
 3. `scoring/` and `reporting/`: metrics, intervals, tests and the choice of λ; then the report as a value, as tables,
    plots and HTML. `rouge_l`, `Choice`, `UnlearningReport`.
 
-`sweeping.py` does all three: `sweep(model, vector, scales, books)`; `controls.py` asks whether it was this vector that
+`sweeping.py` does all three: `sweep(model, vector, scales, books)`, or `sweep(model, edits, None, books)` to compare
+whole edits, such as those of `edit_grid`; `controls.py` asks whether it was this vector that
 forgot this book: `run_controls(model, vector, scale, books)`, or `with_controls(report, model, vector, books)` after a
 sweep. Imports point from there down to the texts, never back.
 The harness takes a model and something that sets λ; how an edit works it does not know.
@@ -24,6 +25,7 @@ from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.controls import run_controls, with_controls
+    from hf_taskvec.evaluation.edit_families import edit_grid, edit_line, edit_simplex
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.seed_summary import (
         MethodComparison,
@@ -64,6 +66,9 @@ _HOMES = {
     "compare_methods": "reporting.seed_summary",
     "compare_reports": "reporting.tables",
     "compare_seeds": "reporting.seed_summary",
+    "edit_grid": "edit_families",
+    "edit_line": "edit_families",
+    "edit_simplex": "edit_families",
     "load_book": "texts.books",
     "protocols": "texts",
     "rouge_l": "scoring.rouge",
@@ -91,6 +96,9 @@ __all__ = [
     "compare_methods",
     "compare_reports",
     "compare_seeds",
+    "edit_grid",
+    "edit_line",
+    "edit_simplex",
     "load_book",
     "protocols",
     "rouge_l",

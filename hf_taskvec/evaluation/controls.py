@@ -16,7 +16,7 @@ import numpy as np
 
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import processes
-from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, UnsupportedError, did_you_mean
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.reporting.control_table import ControlTable, control_table
 from hf_taskvec.evaluation.reporting.report_parts import named_references
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
@@ -306,11 +306,9 @@ def check_control_vectors(model: Any, others: "Mapping[str, TaskVector]", *, mer
         `MismatchError`: If a vector does not fit the model.
         `UnsupportedError`: If it cannot be attached.
     """
-    for book, other in others.items():
-        try:
-            other.edit(model, 0.0, merge=merge).restore()
-        except (MismatchError, UnsupportedError) as error:
-            raise type(error)(f"the vector of {book}: {error}") from None
+    from hf_taskvec.evaluation.edit_families import check_vectors
+
+    check_vectors(model, {f"the vector of {book}": other for book, other in others.items()}, merge)
 
 
 def _check_draws(scale: float, noise_seeds: Sequence[int]) -> None:

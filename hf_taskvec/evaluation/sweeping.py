@@ -14,6 +14,7 @@ from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.edit_families import EditsInTurn, check_vectors, listed_edits
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
@@ -28,6 +29,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 )
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricInfo, measure_answers
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
@@ -45,8 +47,8 @@ _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidf
 
 def sweep(
     model: Any,
-    change: "TaskVector | ScalableEdit | None",
-    scales: Sequence[float],
+    change: "TaskVector | ScalableEdit | Mapping[str, TaskVector] | Sequence[TaskVector] | None",
+    scales: Sequence[float] | None,
     books: Book | Sequence[Book],
     protocol: "str | protocols.Protocol | None" = None,
     *,
@@ -80,9 +82,10 @@ def sweep(
             What λ scales. A vector is put on the model for the time of the sweep. An edit is on this model already
             (`vector.edit(model)`, or anything with a `fingerprint` and `set_scale(λ)`; if it also has
             `set_row_scales(list of λ)`, all λ go through the model together). `None` leaves the model as it is: a
-            control.
-        scales (`Sequence[float]`):
-            The values of λ. 0 is added if it is missing: all drops are against it.
+            control. Several vectors are edits that are compared as they are, each on its own: a list, called by their
+            expressions, or a mapping from names (see `edit_grid`).
+        scales (`Sequence[float]`, *optional*):
+            The values of λ. 0 is added if it is missing: all drops are against it. `None` for several edits.
         books (`Book` or `Sequence[Book]`):
             Their roles say what is to be forgotten and what kept.
         protocol (`str` or `Protocol`, *optional*):
@@ -155,11 +158,15 @@ def sweep(
     state = processes()
     protocol = protocols.get(protocol)
     books = (books,) if isinstance(books, Book) else tuple(books)
-    scales = _checked_scales(scales)
+    edits, vectors = listed_edits(change) or ((), [])
+    scales = _checked_scales(scales, len(edits))
     draws = Draws(resamples, level, permutations, seed)
     criteria = _checked_criteria(criteria, own_metrics, likelihood)
     others = named_references(reference)
-    _check_change(change, model, merge)
+    if edits:
+        check_vectors(model, {f"the edit {e.name!r}": v for e, v in zip(edits, vectors, strict=True)}, merge)
+    else:
+        _check_change(change, model, merge)
     _check_books(books)
     if output is not None:
         ensure_writable(Path(output))
@@ -180,7 +187,8 @@ def sweep(
         likelihood=likelihood,
         progress=progress,
     )
-    with _on_model(change, model, merge) as edit:
+    scaled: Any = EditsInTurn(model, vectors, merge) if edits else change
+    with _on_model(scaled, model, merge) as edit:
         fingerprint = edit.fingerprint
         own = asking(model, edit, scales, label="batches")
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
@@ -229,6 +237,7 @@ def sweep(
             draws,
             split_followed=split_followed,
             score_factor=protocol.score_factor,
+            names=EditNames(tuple(info.name for info in edits)),
         ),
         passages=results,
         settings=Settings(
@@ -251,6 +260,7 @@ def sweep(
             processes=state.num_processes,
             halved_batches=sum(work.halvings for work in works),
         ),
+        edits=edits,
     )
     if output is not None and state.is_main_process:
         report.save(output)
@@ -265,7 +275,14 @@ def _versions() -> dict[str, str]:
     return ours | {name: version(name) for name in _PACKAGES}
 
 
-def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
+def _checked_scales(scales: Sequence[float] | None, edits: int) -> tuple[float, ...]:
+    """The values of λ, or the numbers of the edits."""
+    if edits:
+        if scales is not None:
+            raise BadValueError("several edits are compared as they are: give scales=None, and scale the vectors.")
+        return tuple(map(float, range(edits + 1)))
+    if scales is None:
+        raise BadValueError("scales=None is for several edits; of one, give the values of λ, as in [0, -0.5, -1].")
     found = [float(scale) + 0.0 for scale in scales]
     wrong = [scale for scale in found if not math.isfinite(scale)]
     if wrong:

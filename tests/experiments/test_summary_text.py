@@ -20,7 +20,7 @@ def test_the_summary_says_so_if_no_scale_was_chosen(edited: Any) -> None:
     none = candidates(edited.report, {0.0: 0.5, -0.5: 0.4, -1.0: 0.1}, 0.15)
     said = summary_text(none, {}, scales, "vector", {"the report": Path("report.md")})
     assert "no λ qualifies." in said and " *" not in said
-    assert "before and after (λ = -1, the nearest)" in said
+    assert "before and after (λ = −1, the nearest)" in said
     nothing = summary_text(dataclasses.replace(none, choice=None), {}, scales, "vector", {})
     assert "No λ was chosen: no book is to be forgotten." in nothing and "(λ = -1):" in nothing
 

@@ -11,7 +11,7 @@ from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
 from hf_taskvec.evaluation.asking.batch_plan import BatchPlan, Row, TokenizedPassage, plan_batches, tokenize_passages
 from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
-from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit
+from hf_taskvec.evaluation.asking.scalable_edits import RowScalableEdit, ScalableEdit, identity_at
 from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
@@ -92,7 +92,7 @@ def ask(
     if nameless_hooks(model):  # what they do may be something else the next time: nothing that is kept is found again
         asked += processes().gather(uuid4().hex)[0]
     keys = {
-        Row(scale, i): record_key(asked, edit.fingerprint, scale, passage, protocol)
+        Row(scale, i): record_key(asked, *identity_at(edit, scale), passage, protocol)
         for scale in scales
         for i, passage in enumerate(tokenized)
     }

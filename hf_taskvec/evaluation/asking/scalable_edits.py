@@ -33,6 +33,14 @@ class RowScalableEdit(ScalableEdit, Interface):
 
 
 @runtime_checkable
+class SeveralEdits(ScalableEdit, Interface):
+    """Several edits that take turns: λ is the number of the one that is on the model, 0 for none."""
+
+    def identity(self, scale: float, /) -> tuple[str, float]:
+        """The fingerprint of the one of this number, and its own λ."""
+
+
+@runtime_checkable
 class EditOnModel(Interface):
     """An edit that says which live model it is on."""
 
@@ -48,6 +56,11 @@ class NoEdit:
 
     def set_scale(self, scale: float, /) -> None:
         """Do nothing."""
+
+
+def identity_at(edit: ScalableEdit, scale: float) -> tuple[str, float]:
+    """What an edit is at a λ, for the store: its fingerprint and λ, or the edit's own answer."""
+    return edit.identity(scale) if isinstance(edit, SeveralEdits) else (edit.fingerprint, scale)
 
 
 def check_edit(edit: Any, model: Any) -> None:

@@ -5,7 +5,7 @@ Styles are inline and colours translucent or inherited: the table needs no other
 
 from html import escape
 
-from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_scale
+from hf_taskvec.evaluation.reporting.number_formats import format_interval
 from hf_taskvec.evaluation.reporting.tables import reference_head, verdict
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.statistics import Interval
@@ -23,7 +23,7 @@ def report_html(report: UnlearningReport) -> str:
     digits = report.metric(metric).digits
     chosen = report.choice.scale if report.choice is not None else None
     head = [_cell("th", "book", "text-align:left")]
-    head += [_scale_head(scale, scale == chosen) for scale in report.scales]
+    head += [_scale_head(report.names.head(scale), scale == chosen) for scale in report.scales]
     head += [_cell("th", escape(reference_head(info.name))) for info in report.references]
     rows = ["".join(head)]
     for book in report.books:
@@ -53,8 +53,8 @@ def report_html(report: UnlearningReport) -> str:
     )
 
 
-def _scale_head(scale: float, is_chosen: bool) -> str:
-    text = escape(format_scale(scale)) + ("<br/>✓ chosen" if is_chosen else "")
+def _scale_head(name: str, is_chosen: bool) -> str:
+    text = escape(name) + ("<br/>✓ chosen" if is_chosen else "")
     return _cell("th", text, _CHOSEN if is_chosen else "")
 
 

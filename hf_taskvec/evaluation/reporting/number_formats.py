@@ -18,15 +18,6 @@ def format_number(value: float, digits: int | None = None, sign: bool = False) -
     return text.replace("-", "−")
 
 
-def format_scale(scale: float) -> str:
-    """λ as a column's head.
-
-    >>> format_scale(-1.0)
-    'λ = −1'
-    """
-    return f"λ = {format_number(scale)}"
-
-
 def format_interval(found: Interval, digits: int, sign: bool = False) -> str:
     """An estimate with its interval, which is left out where every passage has the same value.
 

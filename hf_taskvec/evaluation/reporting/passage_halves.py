@@ -8,6 +8,7 @@ from hf_taskvec.evaluation.reporting.report_parts import BookInfo
 from hf_taskvec.evaluation.reporting.summary import PassageValues, unseen_ids
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import loss_tests
+from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.scale_choice import Choice, NeverSeen, choose
 from hf_taskvec.evaluation.scoring.statistics import Draws, auc_interval
 from hf_taskvec.evaluation.scoring.verdict import BookColumns, Half, MembershipColumns
@@ -26,6 +27,7 @@ def choose_scale(
     *,
     split_followed: bool = False,
     score_factor: float = 1.0,
+    names: EditNames | None = None,
 ) -> Choice | None:
     """The choice of λ; `None` without a forget book.
 
@@ -42,6 +44,8 @@ def choose_scale(
             Whether it is known that the model's training left the held-out parts out.
         score_factor (`float`, *optional*, defaults to 1):
             The protocol's, by which the margin of the rule `"margin"` is multiplied for Rouge-L.
+        names (`EditNames`, *optional*):
+            What the edits are called.
     """
     forget = [b.name for b in books if b.role == "forget"]
     if not forget:
@@ -52,12 +56,13 @@ def choose_scale(
     choosing, reporting = (_half(values, books, forget, scaled, ids) for ids in halves)
     if min(_smallest(choosing), _smallest(reporting)) == 0:
         reason = (
-            "no λ can be chosen: there are too few passages, or nothing tells what never having seen the book would "
-            "look like. Give a reference model (the base, if nothing else), or text that the model never saw"
+            f"no {(names or EditNames()).noun} can be chosen: there are too few passages, or nothing tells what never "
+            "having seen the book would look like. Give a reference model (the base, if nothing else), or text that the "
+            "model never saw"
         )
         return Choice(None, reason, criteria, never_seen, (), None, None, (), ())
     infos = {info.name: info for info in values.infos}
-    found = choose(values.scales, choosing, reporting, scaled, infos, never_seen=never_seen, draws=draws)
+    found = choose(values.scales, choosing, reporting, scaled, infos, never_seen=never_seen, draws=draws, names=names)
     found = replace(found, criteria=criteria)
     if not found.judged:
         return found

@@ -1,7 +1,7 @@
 """The plots of a report: scores against λ, forget against retain, and sample texts before and after."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.escaping import visible
 from hf_taskvec.evaluation.reporting.report_parts import BookInfo, PassageResult
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.scoring.scale_choice import Choice
+from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.figures import COLOURS, literal, look
 
@@ -55,6 +57,8 @@ def scores_figure(report: UnlearningReport) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
+    if report.edits:
+        return _edits_figure(report)
     splits: list[Split] = [s for s in ("seen", "held_out") if any(x.split == s for x in report.scores)]
     metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
     figure = Figure(figsize=(5.2 * len(splits) + 0.6, 3.6 * len(metrics) + 0.8), layout="constrained")
@@ -107,6 +111,8 @@ def forgetting_figure(report: UnlearningReport) -> "Figure":
 
     choice = report.choice
     assert choice is not None
+    if report.edits:
+        return _forgetting_by_edit(report, choice)
     criteria, candidates = choice.criteria, sorted(choice.candidates, key=lambda each: each.scale)
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -156,7 +162,8 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
             label = literal(f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else ""))
             axes.plot([], [], label=label, **look(i))
-            axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
+            if not report.edits:  # edits are on no line
+                axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
             for scale, a, b in zip(report.scales, x, y, strict=True):
                 inside = {} if scale in front and book.role == "retain" else {"markerfacecolor": "white"}
                 axes.plot([a], [b], markersize=8, **(look(i) | {"linestyle": ""} | inside))
@@ -164,7 +171,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
             halo = [withStroke(linewidth=3, foreground="white")]  # legible where lines cross
             offset, side = ((-8, 7), "right") if i % 2 else ((9, -14), "left")
-            for text, a, b in _labels(report.scales, x, y):
+            for text, a, b in _labels([report.names.short(s) for s in report.scales], x, y):
                 place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
                 axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
     for i, book in enumerate(report.books):
@@ -180,9 +187,9 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
     axes.set_xlabel(f"{unit} of the forgotten book: {literal(', '.join(forget))}")
     axes.set_ylabel(f"{unit} of the other books")
     axes.grid(alpha=0.25)
-    title = "What forgetting costs: a point for each λ (filled: Pareto front"
+    title = f"What forgetting costs: a point for each {report.names.noun} (filled: Pareto front"
     chosen = report.choice is not None and report.choice.scale is not None
-    axes.set_title(title + (", ringed: chosen λ)" if chosen else ")"), fontsize=11.5)
+    axes.set_title(title + (f", ringed: chosen {report.names.noun})" if chosen else ")"), fontsize=11.5)
     return figure
 
 
@@ -193,7 +200,7 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     chosen = report.choice.scale if report.choice is not None else None
     scale = chosen or report.scales[-1]  # if λ=0 is chosen there is no "after"
     rows = [p for book in report.books for p in _telling(report, book.name, each)]
-    columns = ("prompt (its end)", "true continuation", "λ = 0", f"λ = {scale:g}".replace("-", "−"))
+    columns = ("prompt (its end)", "true continuation", report.names.head(0.0), _short(report.names.head(scale)))
     cells = [(_wrap(_end(p.prompt)), _wrap(p.answer), _wrap(_at(p, 0.0)), _wrap(_at(p, scale))) for p in rows]
     heights = [max(cell.count("\n") + 1 for cell in row) + 2.2 for row in cells]
     line = 0.155  # inches
@@ -206,7 +213,8 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     text: dict[str, Any] = {"va": "top", "parse_math": False}
     for i, title in enumerate(columns):
         axes.text(i, 0.5, title, fontsize=12, weight="bold", **text)
-    what = "Sample generations: of each book the seen passages that were known best at λ = 0"
+    known = "before" if report.edits else "at λ = 0"
+    what = f"Sample generations: of each book the seen passages that were known best {known}"
     axes.text(0, 0.15, f"{what} ({report.protocol.id})", fontsize=12, color="0.35", **text)
     y = 0.9
     for passage, row, height in zip(rows, cells, heights, strict=True):
@@ -221,6 +229,84 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     return figure
 
 
+def _edits_figure(report: UnlearningReport) -> "Figure":
+    """Rouge-L and perplexity of the seen passages, an edit in each row, the gentlest first."""
+    from matplotlib.figure import Figure
+
+    metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
+    figure = Figure(figsize=(5.2 * len(metrics) + 1.6, 0.62 * len(report.scales) + 2.0), layout="constrained")
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        for i, book in enumerate(report.books):
+            wanted = (book.name, "seen", metric)
+            found = {s.scale: s.value for s in report.scores if (s.book, s.split, s.metric) == wanted}
+            if found:
+                rows = {row: found[scale] for row, scale in enumerate(report.scales)}
+                _dots(axes, rows, i, len(report.books), f"{literal(book.name)} ({book.role})")
+            if (level := _never_seen(report, book, metric, "seen")) is not None:
+                label = literal(f"{book.name}: {report.references[0].name}")
+                axes.axvline(level, label=label, **_LEVEL, color=COLOURS[i % 7])
+        axes.set_xlabel(_NAMES[metric])
+        if metric == "perplexity":
+            axes.set_xscale("log")
+    _name_rows(panels[0], report)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    title = f"Scores of the seen passages, with {report.settings.level:.0%} intervals ({literal(report.protocol.id)})"
+    figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def _forgetting_by_edit(report: UnlearningReport, choice: Choice) -> "Figure":
+    """R by every metric, and what the kept books lost, an edit in each row: the means on the half that chooses."""
+    from matplotlib.figure import Figure
+
+    criteria = choice.criteria
+    figure = Figure(figsize=(12, 0.55 * len(report.scales) + 2.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.axvspan(criteria.low, criteria.high, color="0.92", zorder=0)
+    right.axvspan(0, criteria.retain_bound, color="0.92", zorder=0)
+    row_of = {scale: row for row, scale in enumerate(report.scales)}
+    for number, name in enumerate(criteria.judged):
+        label = literal(report.metric(name).title or name)
+        for axes, part in ((left, "relative"), (right, "retained")):
+            values = {row_of[each.scale]: getattr(each, part) for each in choice.candidates}
+            points = {r: Interval(*[found[name]] * 3) for r, found in values.items() if name in found}
+            _dots(axes, points, number, len(criteria.judged), label)
+    left.set_xlabel("R: 0 untouched, 1 as if never seen (band: as if never seen)")
+    right.set_xlabel("share lost by the kept book that lost most (band: allowed)")
+    _name_rows(left, report)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _dots(axes: Any, rows: Mapping[int, Interval], number: int, of: int, label: str) -> None:
+    """Values with their intervals, one in each row; those of other books or metrics lie a little above or below."""
+    shift = (number - (of - 1) / 2) * 0.6 / max(of, 2)
+    style = look(number) | {"linestyle": ""}
+    axes.plot([v.value for v in rows.values()], [row + shift for row in rows], markersize=6, label=label, **style)
+    for row, value in rows.items():
+        axes.plot([value.low, value.high], [row + shift] * 2, color=COLOURS[number % 7], linewidth=1.6)
+
+
+def _name_rows(axes: Any, report: UnlearningReport) -> None:
+    """The edits' names beside their rows, the judged one marked."""
+    judged = None if report.choice is None else report.choice.judged
+    chosen = None if report.choice is None else report.choice.scale
+    mark = "chosen: " if chosen is not None else "nearest: "
+    names = [(mark if scale == judged else "") + _short(report.names.short(scale)) for scale in report.scales]
+    axes.set_yticks(range(len(names)), [literal(name) for name in names])
+    axes.invert_yaxis()
+    for each in axes.figure.axes:
+        each.grid(alpha=0.25)
+
+
+def _short(name: str, most: int = 44) -> str:
+    """A name that fits beside an axis."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def _never_seen(report: UnlearningReport, book: BookInfo, metric: str, split: Split) -> float | None:
     """What the first reference model scores on a book to forget: the level that forgetting aims at."""
     if book.role != "forget" or not report.references:
@@ -230,18 +316,18 @@ def _never_seen(report: UnlearningReport, book: BookInfo, metric: str, split: Sp
     return next((score.value.value for score in found), None)
 
 
-def _labels(scales: Sequence[float], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:
+def _labels(texts: Sequence[str], x: list[float], y: list[float]) -> list[tuple[str, float, float]]:
     """A label for each point, one for all that lie too close for two."""
     wide, high = (max(values) - min(values) or 1.0 for values in (x, y))
-    found: list[tuple[list[float], float, float]] = []
-    for scale, a, b in zip(scales, x, y, strict=True):
+    found: list[tuple[list[str], float, float]] = []
+    for text, a, b in zip(texts, x, y, strict=True):
         for names, c, d in found:
             if abs(a - c) < 0.06 * wide and abs(b - d) < 0.05 * high:
-                names.append(scale)
+                names.append(text)
                 break
         else:
-            found.append(([scale], a, b))
-    return [(", ".join(f"{n:g}" for n in names).replace("-", "−"), a, b) for names, a, b in found]
+            found.append(([text], a, b))
+    return [(literal(", ".join(map(_short, names))), a, b) for names, a, b in found]
 
 
 def _telling(report: UnlearningReport, book: str, most: int) -> list[PassageResult]:

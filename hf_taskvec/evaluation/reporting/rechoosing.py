@@ -29,6 +29,7 @@ def rechosen(report: UnlearningReport, criteria: Criteria) -> UnlearningReport:
         draws,
         split_followed=report.choice.never_seen.source == "split",
         score_factor=report.protocol.score_factor,
+        names=report.names,
     )
     tests = all_loss_tests(values, report.books, report.metric(criteria.headline), draws)
     return replace(report, choice=choice, tests=tests)

@@ -30,6 +30,27 @@ class BookInfo:
 
 
 @dataclass(frozen=True)
+class EditInfo:
+    """An edit with a name of its own.
+
+    Args:
+        name (`str`):
+            What tables call it.
+        expression (`str`):
+            What it is made of.
+        fingerprint (`str`):
+            Tells it from any other.
+        distance (`float`):
+            How far it moves the weights: the norm of the whole change.
+    """
+
+    name: str
+    expression: str
+    fingerprint: str
+    distance: float
+
+
+@dataclass(frozen=True)
 class Score:
     """One number of the report. `difference` and `relative` compare with λ=0 on the same passages."""
 

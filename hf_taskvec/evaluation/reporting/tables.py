@@ -7,7 +7,6 @@ from hf_taskvec.escaping import markdown, markdown_cell, markdown_code
 from hf_taskvec.evaluation.reporting.number_formats import (
     format_interval,
     format_number,
-    format_scale,
     format_share,
 )
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED, ReferenceScore, Score
@@ -16,6 +15,7 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.reporting.verdict_tables import (
     candidates_table,
     criteria_words,
+    markdown_table,
     never_seen_words,
     retained_table,
     verdict_table,
@@ -38,6 +38,7 @@ def report_markdown(report: UnlearningReport) -> str:
         f"edit {markdown_code(report.edit[:40])}\n\n"
         f"Books: {books}.\n\nSquare brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
         "Round brackets: change against λ=0 on the same passages.",
+        *([_edits(report)] if report.edits else []),
         _choice(report),
         *([_theory(report.theory)] if report.theory is not None else []),
         *([f"## Controls\n\n{report.controls.to_markdown()}"] if report.controls is not None else []),
@@ -62,9 +63,9 @@ def report_markdown(report: UnlearningReport) -> str:
 
 
 def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
-    """One metric: λ across (and the reference models, if any), books down."""
-    columns = [*_heads(report.scales), *(reference_head(info.name) for info in report.references)]
-    return _table(columns, {b.name: _cells(report, b.name, metric, split) for b in report.books})
+    """One metric: λ across (and the reference models, if any), books down; of named edits, which are long, across."""
+    rows = {b.name: _cells(report, b.name, metric, split) for b in report.books}
+    return _table(_heads(report), rows, turned=bool(report.edits))
 
 
 def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "rouge_l", split: Split = "seen") -> str:
@@ -96,15 +97,17 @@ def compare_reports(reports: Mapping[str, UnlearningReport], metric: str = "roug
                 f"{first!r} was measured under protocol {base.protocol.id}, {name!r} under "
                 f"{report.protocol.id}: their scores are not comparable. Run both under one protocol"
             )
-    scales = sorted({s for r in reports.values() for s in r.scales}, key=lambda scale: (abs(scale), scale))
-    references = {info.name: None for r in reports.values() for info in r.references}  # a set that keeps its order
+    edits = sorted({(abs(s), s, r.names.head(s)) for r in reports.values() for s in r.scales})
+    references = [reference_head(info.name) for r in reports.values() for info in r.references]
     rows = {
         f"{name}: {book.name}": _cells(report, book.name, metric, split)
         for name, report in reports.items()
         for book in report.books
     }
     title = f"{base.metric(metric).title or metric}, {_SPLITS[split]}, protocol {markdown_code(base.protocol.id)}"
-    return f"{title}\n\n{_table([*_heads(scales), *map(reference_head, references)], rows)}\n"
+    columns = list(dict.fromkeys([*(name for _, _, name in edits), *references]))
+    turned = any(report.edits for report in reports.values())
+    return f"{title}\n\n{_table(columns, rows, turned=turned)}\n"
 
 
 def reference_head(name: str) -> str:
@@ -115,16 +118,22 @@ def reference_head(name: str) -> str:
 def verdict(report: UnlearningReport) -> str:
     """The chosen λ and why, or why there is none, in a sentence."""
     if report.choice is None:
-        return "No book is marked as one to forget, so no λ is chosen."
+        return f"No book is marked as one to forget, so no {report.names.noun} is chosen."
     reason = report.choice.reason
     return f"{reason[0].upper()}{reason[1:]}." if reason[0] != "λ" else f"{reason}."
 
 
-def _heads(scales: Sequence[float]) -> list[str]:
-    return [format_scale(scale) for scale in scales]
+def _heads(report: UnlearningReport) -> list[str]:
+    """λ or the edits, then the reference models."""
+    return [*map(report.names.head, report.scales), *(reference_head(info.name) for info in report.references)]
 
 
-def _table(columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book") -> str:
+def _table(
+    columns: Sequence[str], rows: Mapping[str, Mapping[str, str]], corner: str = "book", turned: bool = False
+) -> str:
+    if turned:
+        there = {column: {name: cells[column] for name, cells in rows.items() if column in cells} for column in columns}
+        return _table(list(rows), there, "edit")
     head = f"| {corner} | " + " | ".join(markdown_cell(column) for column in columns) + " |"
     rule = "|---|" + "---|" * len(columns)
     body = [
@@ -139,7 +148,7 @@ def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> di
     cells = {}
     for score in report.scores:
         if (score.book, score.metric, score.split) == wanted:
-            cells[_heads([score.scale])[0]] = _cell(score, report.metric(metric))
+            cells[report.names.head(score.scale)] = _cell(score, report.metric(metric))
     for other in report.reference_scores:
         if (other.book, other.metric, other.split) == wanted:
             cells[reference_head(other.reference)] = _cell(other, report.metric(metric))
@@ -155,6 +164,12 @@ def _cell(score: Score | ReferenceScore, metric: MetricInfo) -> str:
     return text
 
 
+def _edits(report: UnlearningReport) -> str:
+    rows = [[e.name, markdown_code(e.expression), f"{e.distance:.4g}"] for e in report.edits]
+    note = "The gentlest first: by how far they move the weights (the norm of the change)."
+    return f"## The edits\n\n{note}\n\n{markdown_table(['edit', 'expression', 'distance'], rows)}"
+
+
 def _choice(report: UnlearningReport) -> str:
     choice = report.choice
     lines = ["## The verdict", markdown(verdict(report))]
@@ -162,14 +177,17 @@ def _choice(report: UnlearningReport) -> str:
         return "\n\n".join(lines)
     if choice.verdict is not None and choice.judged is not None:
         which = "the chosen" if choice.scale is not None else "the nearest"
-        lines.append(f"{format_scale(choice.judged)}, {which}, on the half of the passages that did not choose it:")
+        name = markdown(report.names.head(choice.judged))
+        lines.append(f"{name}, {which}, on the half of the passages that did not choose it:")
         lines.append(verdict_table(choice.verdict, report.metric))
         if choice.verdict.retained:
             lines.append(retained_table(choice.verdict, report.metric))
     lines.append(f"{criteria_words(choice.criteria)} {never_seen_words(choice.never_seen)}")
     if choice.candidates:
-        lines += ["### The choice of λ", "On the other half:", candidates_table(choice.candidates, choice.criteria)]
-        lines.append(f"Pareto front: λ ∈ {{{', '.join(format_number(s) for s in choice.pareto)}}}.")
+        noun, names = report.names.noun, report.names
+        table = candidates_table(choice.candidates, choice.criteria, names)
+        lines += [f"### The choice of {'the edit' if report.edits else noun}", "On the other half:", table]
+        lines.append(f"Pareto front: {noun} ∈ {{{', '.join(markdown(names.short(s)) for s in choice.pareto)}}}.")
     return "\n\n".join(lines)
 
 
@@ -185,22 +203,21 @@ def _membership(report: UnlearningReport) -> str:
         text = format_interval(found.auc, 3)
         if found.priv_leak is not None:
             text += f"<br>(PrivLeak {format_number(found.priv_leak, 1, sign=True)})"
-        rows.setdefault(found.book, {})[_heads([found.scale])[0]] = text
+        rows.setdefault(found.book, {})[report.names.head(found.scale)] = text
     for other in report.reference_membership:
         rows.setdefault(other.book, {})[reference_head(other.reference)] = format_interval(other.auc, 3)
     note = (
         "AUC of Min-K %: how well seen passages are told from unseen ones; 0.5 is chance. PrivLeak (percent) compares "
         "it with the first reference's, or with chance: below 0 the book is still known, above 0 conspicuously avoided."
     )
-    columns = [*_heads(report.scales), *(reference_head(info.name) for info in report.references)]
-    return f"## Membership\n\n{note}\n\n{_table(columns, rows)}"
+    return f"## Membership\n\n{note}\n\n{_table(_heads(report), rows, turned=bool(report.edits))}"
 
 
 def _tests(report: UnlearningReport) -> str:
     metric = report.metric(report.tests[0].metric)
     rows: dict[str, dict[str, str]] = {}
     for test in report.tests:
-        rows.setdefault(f"{test.first} > {test.second}", {})[_heads([test.scale])[0]] = _test(test, metric)
+        rows.setdefault(f"{test.first} > {test.second}", {})[report.names.head(test.scale)] = _test(test, metric)
     what, unit = f"lost a larger share of its {metric.name}", "the difference in percentage points"
     if metric.geometric:
         what, unit = f"grew its {metric.name} by a larger factor", "the difference of the logarithms"
@@ -210,11 +227,13 @@ def _tests(report: UnlearningReport) -> str:
         f"Has the first book {what} than the second? In each cell {unit}, with its interval, and the p-value of the "
         "one-sided permutation test; on all seen passages."
     )
-    parts = ["## Which book lost more?", note, _table(_heads(report.scales[1:]), rows, "books")]
+    edits = [report.names.head(scale) for scale in report.scales[1:]]
+    parts = ["## Which book lost more?", note, _table(edits, rows, "books", turned=bool(report.edits))]
     choice = report.choice
     if choice is not None and choice.tests:
         lines = [f"- {markdown(f'{t.first} > {t.second}')}: {_test(t, metric, ', ')}" for t in choice.tests]
-        parts.append(f"At λ = {format_number(choice.tests[0].scale)}, on the half that did not choose it:")
+        name = markdown(report.names.head(choice.tests[0].scale))
+        parts.append(f"At {name}, on the half that did not choose it:")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -7,7 +7,8 @@
 - `model`, `edit`: fingerprints of the model at λ=0 and of the edit.
 - `references`: models to compare with, by the names that the caller gave them, with their fingerprints and
   batch plans. λ is chosen against the first.
-- `scales`: the values of λ, 0 first.
+- `scales`: the values of λ, 0 first; or the numbers of `edits`, from 1 on, and 0 for none.
+- `edits`: if whole edits were compared and not λ: their names, expressions and sizes, the gentlest first.
 - `metrics`: for each metric its kind (`memory`, `health`), whether higher means more of that, its definition, and how
   it is averaged and shown. See `scoring.metrics.MetricInfo`.
 - `books`: name, role, fingerprint, seed, and the number of passages in each split.
@@ -48,6 +49,7 @@ from hf_taskvec.evaluation.reporting.report_files import (
 )
 from hf_taskvec.evaluation.reporting.report_parts import (
     BookInfo,
+    EditInfo,
     Membership,
     PassageResult,
     ReferenceInfo,
@@ -60,6 +62,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.texts.books import Split
@@ -81,7 +84,7 @@ _FORMAT = ReportFormat(
     noun="report",
     maker="sweep",
     upgrades={EARLIER_VERSION: upgraded},
-    later={"theory": None, "controls": None},
+    later={"theory": None, "controls": None, "edits": []},
 )
 
 
@@ -102,7 +105,7 @@ class UnlearningReport:
         references (`tuple` of `ReferenceInfo`):
             Models to compare with. λ is chosen against the first.
         scales (`tuple` of `float`):
-            The values of λ, 0 first.
+            The values of λ, 0 first; or the numbers of `edits`, from 1 on, and 0 for none.
         metrics (`tuple` of `MetricInfo`):
             What was measured, with definitions.
         books (`tuple` of `BookInfo`):
@@ -136,6 +139,8 @@ class UnlearningReport:
             Task correlations, the λ that theory recommends for them, and how good that was; `None` unless it was asked.
         controls (`ControlTable`, *optional*):
             What noise and the vectors of other books do at the judged λ; `None` unless it was asked.
+        edits (`tuple` of `EditInfo`, *optional*):
+            The edits, if edits were compared and not values of λ; the gentlest first.
 
     Example:
         >>> report = sweep(model, vector, [0, -0.5, -1], books, output="out/")  # doctest: +SKIP
@@ -168,15 +173,21 @@ class UnlearningReport:
     timing: Timing
     theory: Theory | None = None
     controls: ControlTable | None = None
+    edits: tuple[EditInfo, ...] = ()
 
-    def score(self, book: str, scale: float, metric: str = "rouge_l", split: Split = "seen") -> Score:
-        """The score of one book at one λ.
+    @property
+    def names(self) -> EditNames:
+        """What the edits are called."""
+        return EditNames(tuple(edit.name for edit in self.edits))
+
+    def score(self, book: str, scale: float | str, metric: str = "rouge_l", split: Split = "seen") -> Score:
+        """The score of one book at one λ, or after one edit.
 
         Args:
             book (`str`):
                 Its name.
-            scale (`float`):
-                λ, one of `scales`.
+            scale (`float` or `str`):
+                λ, one of `scales`; or the name of one of `edits`.
             metric (`str`, *optional*, defaults to `"rouge_l"`):
                 One of `metrics`.
             split (`"seen"` or `"held_out"`, *optional*, defaults to `"seen"`):
@@ -188,6 +199,13 @@ class UnlearningReport:
         Raises:
             `MissingNameError`: If the report has no such score.
         """
+        called = [self.names.short(each) for each in self.scales]
+        if isinstance(scale, str):
+            if scale not in called:
+                raise MissingNameError(
+                    f"the report has no edit {scale!r}.{did_you_mean(scale, called)} It has {called}"
+                )
+            scale = self.scales[called.index(scale)]
         for found in self.scores:
             if (found.book, found.scale, found.metric, found.split) == (book, scale, metric, split):
                 return found
@@ -195,8 +213,8 @@ class UnlearningReport:
         metrics = [info.name for info in self.metrics]
         hint = did_you_mean(book, names) if book not in names else did_you_mean(metric, metrics)
         raise MissingNameError(
-            f"the report has no {metric!r} of the {split} passages of {book!r} at λ={scale:g}.{hint} "
-            f"It has λ in {', '.join(f'{s:g}' for s in self.scales)} and the books {', '.join(names)}"
+            f"the report has no {metric!r} of the {split} passages of {book!r} at {self.names.phrase(scale)}.{hint} "
+            f"It has {self.names.noun} in {', '.join(called)} and the books {', '.join(names)}"
         )
 
     def test(self, first: str, second: str, scale: float | None = None) -> LossTest:
@@ -228,7 +246,7 @@ class UnlearningReport:
         known = sorted({f"{test.first!r} against {test.second!r}" for test in tests})
         raise MissingNameError(
             f"the report has no test of {first!r} against {second!r}"
-            + (f" at λ={scale:g}" if scale is not None else " at the chosen λ")
+            + (f" at {self.names.phrase(scale)}" if scale is not None else f" at the chosen {self.names.noun}")
             + f"; it compares {', '.join(known) or 'nothing'}"
         )
 
@@ -366,7 +384,7 @@ class UnlearningReport:
             `MissingFileError`: If there is none.
             `CorruptFileError`: If it is damaged, or of another version.
         """
-        return load_report(cls, _FORMAT, path, _check_metrics)
+        return load_report(cls, _FORMAT, path, _check_report)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], name: str = "the report") -> "UnlearningReport":
@@ -384,11 +402,13 @@ class UnlearningReport:
         Raises:
             `CorruptFileError`: If it is damaged, no report, or of another version.
         """
-        return report_from_dict(cls, _FORMAT, content, name, _check_metrics)
+        return report_from_dict(cls, _FORMAT, content, name, _check_report)
 
 
-def _check_metrics(report: UnlearningReport) -> None:
-    """Refuse scores and verdicts of metrics that the report does not explain."""
+def _check_report(report: UnlearningReport) -> None:
+    """Refuse scores and verdicts of metrics or edits that the report does not explain."""
+    if report.edits and report.scales != tuple(map(float, range(len(report.edits) + 1))):
+        raise CorruptFileError(f"it has {len(report.edits)} edits, and other numbers of them.")
     used = [score.metric for score in report.scores]
     if report.choice is not None:
         used += report.choice.criteria.metrics

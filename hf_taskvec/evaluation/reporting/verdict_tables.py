@@ -6,6 +6,7 @@ from hf_taskvec.escaping import markdown, markdown_cell
 from hf_taskvec.evaluation.reporting.number_formats import format_interval, format_number
 from hf_taskvec.evaluation.reporting.report_parts import UNNAMED
 from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate, NeverSeen
 from hf_taskvec.evaluation.scoring.statistics import Interval
@@ -85,15 +86,21 @@ def retained_table(verdict: Verdict, info_of: Callable[[str], MetricInfo]) -> st
     return markdown_table(["book to keep", "metric", "lost", "says"], rows)
 
 
-def candidates_table(candidates: Sequence[Candidate], criteria: Criteria) -> str:
+def candidates_table(candidates: Sequence[Candidate], criteria: Criteria, names: EditNames) -> str:
     """R by every metric at every λ on the half that chooses, and what it cost there."""
-    heads = ["λ", *(f"R, {name}" for name in criteria.judged), "AUC above reference", "worst loss kept", "qualifies"]
+    heads = [
+        names.noun,
+        *(f"R, {name}" for name in criteria.judged),
+        "AUC above reference",
+        "worst loss kept",
+        "qualifies",
+    ]
     rows = []
     for each in candidates:
         relative = [each.relative.get(name) for name in criteria.judged]
         rows.append(
             [
-                format_number(each.scale),
+                names.short(each.scale),
                 *("–" if value is None else format_number(value, 2) for value in relative),
                 "–" if each.membership is None else format_number(each.membership, 2, sign=True),
                 f"{100 * each.worst_retain:.0f} %".replace("-", "−"),

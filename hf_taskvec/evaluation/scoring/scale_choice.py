@@ -11,6 +11,7 @@ import numpy as np
 
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
+from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 from hf_taskvec.evaluation.scoring.statistics import Array, Draws, mean_score
 from hf_taskvec.evaluation.scoring.verdict import Half, Verdict, judge
@@ -124,6 +125,7 @@ def choose(
     *,
     never_seen: NeverSeen,
     draws: Draws,
+    names: EditNames | None = None,
 ) -> Choice:
     """The smallest |λ| that meets the criteria on one half, judged on the other.
 
@@ -142,6 +144,8 @@ def choose(
             Where the halves' `never` values come from.
         draws (`Draws`):
             For the intervals.
+        names (`EditNames`, *optional*):
+            What the edits are called, if `scales` are their numbers from the gentlest on.
     """
     candidates = tuple(_candidate(scale, choosing, criteria, infos, draws) for scale in scales)
     fitting = sorted((c for c in candidates if c.qualifies), key=lambda c: (abs(c.scale), c.scale))
@@ -152,7 +156,7 @@ def choose(
     judged = judge(best.scale, reporting, criteria, infos, draws)
     return Choice(
         scale=chosen,
-        reason=_reason(chosen, nearest, judged, candidates, criteria, never_seen),
+        reason=_reason(chosen, nearest, judged, candidates, criteria, never_seen, names or EditNames()),
         criteria=criteria,
         never_seen=never_seen,
         candidates=candidates,
@@ -226,17 +230,18 @@ def _reason(
     candidates: Sequence[Candidate],
     criteria: Criteria,
     never_seen: NeverSeen,
+    names: EditNames,
 ) -> str:
     told = f"on the half that did not choose it, {verdict.sentence}"
     if chosen is not None:
-        text = f"λ={chosen:g} is the smallest |λ| that meets the criteria on the choosing half; {told}"
+        text = f"{names.phrase(chosen)} is the {names.gentlest} that meets the criteria on the choosing half; {told}"
         text += _losses(verdict, criteria)
     elif verdict.outcome == "cannot_tell" and all(m.outcome == "untestable" for m in verdict.metrics):
-        text = f"no λ can be chosen: {verdict.sentence}"
+        text = f"no {names.noun} can be chosen: {verdict.sentence}"
     else:
         assert nearest is not None
-        text = f"no λ qualifies; λ={nearest.scale:g} comes nearest: {told}{_losses(verdict, criteria)}"
-        text += f". {_advice(nearest, candidates, criteria)}"
+        text = f"no {names.noun} qualifies; {names.phrase(nearest.scale)} comes nearest: {told}"
+        text += f"{_losses(verdict, criteria)}. {_advice(nearest, candidates, criteria, names)}"
     if never_seen.contradiction:
         text += f". {never_seen.contradiction}"
     return text
@@ -257,7 +262,7 @@ def _losses(verdict: Verdict, criteria: Criteria) -> str:
     return f"; {', '.join(told)} (allowed: {criteria.retain_bound:.0%})"
 
 
-def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Criteria) -> str:
+def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Criteria, names: EditNames) -> str:
     """What to try next."""
     unknown = [name for name in criteria.judged if name not in nearest.relative]
     if criteria.rule == "relative" and unknown:
@@ -271,22 +276,25 @@ def _advice(nearest: Candidate, candidates: Sequence[Candidate], criteria: Crite
     if criteria.rule == "relative" and nearest in cheap and _between(nearest, criteria):
         if nearest.membership is None or abs(nearest.membership) <= criteria.membership:
             return "Its means meet the criteria, but not its whole intervals: ask more passages"
-        return "Only the membership test stands against it: try other λ around it, or another vector of the book"
+        around = "edits like" if names.names else "λ around"
+        return f"Only the membership test stands against it: try other {around} it, or another vector of the book"
     if not any(c.forgets for c in candidates) and last in cheap:
-        return f"Try a larger |λ| than {abs(last.scale):g}"
+        return "Try a stronger edit" if names.names else f"Try a larger |λ| than {abs(last.scale):g}"
     if any(c.forgets for c in candidates) and not any(c.forgets for c in cheap):
         bound = min(c.worst_retain for c in candidates if c.forgets)
         return (
-            f"Every λ that forgets enough costs a kept book more: add the kept books' vectors back, repair the model "
-            f"by a short fine-tune on them, or accept a retain_bound of {np.ceil(100 * bound) / 100:.2f}"
+            f"Every {names.noun} that forgets enough costs a kept book more: add the kept books' vectors back, repair "
+            f"the model by a short fine-tune on them, or accept a retain_bound of {np.ceil(100 * bound) / 100:.2f}"
         )
     if nearest.relative and max(nearest.relative.values()) > criteria.high > criteria.low > min(
         nearest.relative.values()
     ):
-        return "The metrics part at every λ: one λ for the whole vector cannot bring them together"
+        apart = "" if names.names else ": one λ for the whole vector cannot bring them together"
+        return f"The metrics part at every {names.noun}{apart}"
     if not any(c.forgets for c in candidates):
         return "Forgetting enough would cost the kept books too much: add their vectors back, or repair the model"
-    return "Try λ between those that forget too little and those that forget too much"
+    between = "edits" if names.names else "λ"
+    return f"Try {between} between those that forget too little and those that forget too much"
 
 
 def _between(candidate: Candidate, criteria: Criteria) -> bool:

@@ -63,8 +63,8 @@ def summary_table(report: UnlearningReport, references: Mapping[str, UnlearningR
     chosen = report.choice.scale if report.choice is not None else None
     shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]
     books = [book for book in report.books if book.seen]
-    head = ["λ", *(f"{book.name} ({_ROLES[book.role]})" for book in books)]
-    rows = [[_lambda(s, chosen), *(_cell(report.score(b.name, s)) for b in books)] for s in shown]
+    head = [report.names.noun, *(f"{book.name} ({_ROLES[book.role]})" for book in books)]
+    rows = [[_named(report, s), *(_cell(report.score(b.name, s)) for b in books)] for s in shown]
     for name, other in references.items():
         rows.append([name, *(_cell(other.score(book.name, 0.0)) for book in books)])
     lines = _aligned([head, *rows])
@@ -80,8 +80,9 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _lambda(scale: float, chosen: float | None) -> str:
-    return f"{scale:g}".replace("-", "−") + (" *" if scale == chosen else "")
+def _named(report: UnlearningReport, scale: float) -> str:
+    chosen = report.choice is not None and scale == report.choice.scale
+    return report.names.short(scale) + (" *" if chosen else "")
 
 
 def _cell(score: Score) -> str:
@@ -119,7 +120,7 @@ def _samples(report: UnlearningReport) -> str:
     if report.choice is not None and report.choice.judged:
         scale = report.choice.judged
         why = "" if report.choice.scale else ", the nearest"
-    lines = [f"What it writes, before and after (λ = {scale:g}{why}):"]
+    lines = [f"What it writes, before and after ({report.names.head(scale)}{why}):"]
     for book in [book for book in report.books if book.seen][:3]:
         known = [p for p in report.passages if p.book == book.name and p.split == "seen"]
         passage = max(known, key=lambda p: (p.at[0].values["rouge_l"], p.id))
