@@ -20,7 +20,6 @@ from hf_taskvec.evaluation import (
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
-LENIENT = Criteria(metrics=("rouge_l",), rule="margin", retain_bound=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def case(made):
     tokenizer, books, base, joint, single = made
     forget = TaskVector.from_finetuned(base, single, name="forget")
     whole = TaskVector.from_finetuned(base, joint, name="joint")
-    return tokenizer, books, copy.deepcopy(joint), {"forget": forget, "joint": whole}
+    return tokenizer, books, copy.deepcopy(joint), {"forget": forget, "joint": whole}, base
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +37,16 @@ def edits(case):
 
 @pytest.fixture(scope="module")
 def report(case, edits, tmp_path_factory):
-    tokenizer, books, model, _ = case
+    tokenizer, books, model, _, base = case
     before = copy.deepcopy(model.state_dict())
     where = tmp_path_factory.mktemp("edits") / "report"
-    found = sweep(model, edits, None, books, SHORT, tokenizer=tokenizer, output=where, criteria=LENIENT, **FAST)
+    found = sweep(model, edits, None, books, SHORT, tokenizer=tokenizer, output=where, reference=base, **FAST)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     return found, where
 
 
 def test_edits_have_the_scores_of_the_same_edits_by_lambda(case, report):
-    tokenizer, books, model, vectors = case
+    tokenizer, books, model, vectors, _ = case
     found, _ = report
     by_scale = sweep(model, vectors["forget"], [-0.5, -1], books, SHORT, tokenizer=tokenizer, **FAST)
     assert [edit.name for edit in found.edits] == ["gentle", "strong"] and found.scales == (0, 1, 2)
@@ -86,7 +85,7 @@ def test_a_report_of_edits_is_read_back_and_chosen_anew(report):
 
 
 def test_an_edit_is_asked_once_whatever_list_it_is_in(case, edits, report):
-    tokenizer, books, model, _ = case
+    tokenizer, books, model, _, _ = case
     found, where = report
     store = {"store": where / "store", **FAST}
     again = sweep(model, [edits["gentle"]], None, books, SHORT, tokenizer=tokenizer, **store)
@@ -95,7 +94,7 @@ def test_an_edit_is_asked_once_whatever_list_it_is_in(case, edits, report):
 
 
 def test_reports_of_edits_and_of_lambda_share_a_table(case, report):
-    tokenizer, books, model, vectors = case
+    tokenizer, books, model, vectors, _ = case
     plain = sweep(model, vectors["forget"], [-0.5], books, SHORT, tokenizer=tokenizer, **FAST)
     text = compare_reports({"by name": report[0], "by λ": plain})
     assert "| gentle |" in text and "| λ = −0.5 |" in text
@@ -127,7 +126,7 @@ def test_senseless_families_are_refused():
 
 
 def test_senseless_lists_are_refused_before_any_work(case, edits):
-    tokenizer, books, model, _ = case
+    tokenizer, books, model, _, _ = case
 
     def swept(change, scales=None):
         return sweep(model, change, scales, books, SHORT, tokenizer=tokenizer, **FAST)

@@ -57,8 +57,8 @@ def choose_scale(
     if min(_smallest(choosing), _smallest(reporting)) == 0:
         reason = (
             f"no {(names or EditNames()).noun} can be chosen: there are too few passages, or nothing tells what never "
-            "having seen the book would look like. Give a reference model (the base, if nothing else), or text that the "
-            "model never saw"
+            "having seen the book would look like. Give a reference model (the base, if nothing else), or text that "
+            "the model never saw"
         )
         return Choice(None, reason, criteria, never_seen, (), None, None, (), ())
     infos = {info.name: info for info in values.infos}

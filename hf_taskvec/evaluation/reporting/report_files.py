@@ -116,7 +116,7 @@ def load_report(kind: type[ReportT], form: ReportFormat, path: str | Path, check
     path = Path(path)
     path = path / form.json if path.is_dir() else path
     if not path.is_file():
-        raise MissingFileError(f"no {form.noun} at {str(path)!r}; `{kind.__name__}.save(folder)` writes one")
+        raise MissingFileError(f"no {form.noun} at {str(path)!r}: the {form.maker} writes one into its output folder")
     try:
         content = read_json(path)
     except CorruptFileError as error:

@@ -37,7 +37,7 @@ def report_markdown(report: UnlearningReport) -> str:
         f"Protocol {markdown_code(report.protocol.id)} · model {markdown_code(report.model[:12])} · "
         f"edit {markdown_code(report.edit[:40])}\n\n"
         f"Books: {books}.\n\nSquare brackets: {report.settings.level:.0%} bootstrap intervals over passages. "
-        "Round brackets: change against λ=0 on the same passages.",
+        "Round brackets: change against the untouched model on the same passages.",
         *([_edits(report)] if report.edits else []),
         _choice(report),
         *([_theory(report.theory)] if report.theory is not None else []),

@@ -120,18 +120,19 @@ def criteria_words(criteria: Criteria) -> str:
             f"{criteria.high:g} with its whole interval, by each of {', '.join(criteria.metrics)}, and a membership "
             f"AUC within ± {criteria.membership:g} of the reference's"
         )
-    sure = " λ is taken only where whole intervals say so on the choosing half." if criteria.certain else ""
+    sure = " It is enough only where whole intervals say so on the choosing half." if criteria.certain else ""
     return f"As if never seen means: {text}. Kept means: at most {criteria.retain_bound:.0%} lost of each.{sure}"
 
 
 def never_seen_words(never_seen: NeverSeen) -> str:
     """Where the never-seen level comes from."""
     named = "" if never_seen.name in (None, UNNAMED) else f" “{markdown(str(never_seen.name))}”"
+    held_out = "the books' held-out parts, as the untouched model knows them"
     source = {
         "reference": f"the reference model{named}, on the same passages",
-        "unseen": "text that the caller says no model saw, asked at λ = 0",
-        "split": "the books' held-out parts at λ = 0, which the training record says were left out",
-        "assumed": "the books' held-out parts at λ=0. That training left them out is an *assumption*: no record tells",
+        "unseen": "text that the caller says no model saw, asked of the untouched model",
+        "split": f"{held_out}; the training record says that they were left out",
+        "assumed": f"{held_out}. That training left them out is an *assumption*: no record tells",
     }[never_seen.source]
     return f"The never-seen level comes from {source}."
 
