@@ -13,8 +13,6 @@ from typer.models import ArgumentInfo, OptionInfo
 
 # Calls, and arguments that no command has under that name: what to type for them.
 _CALLS = (
-    (r"`?UnlearningReport\.save\(folder\)`?", "`taskvec sweep`"),
-    (r"`?AuditReport\.save\(folder\)`?", "`taskvec audit`"),
     (r"(?:vector|v)\.edit\(model, merge=False\)|\bmerge=False\b", "--attach"),
     (r"\(?\bmerge=True\)?", "without --attach"),
     (r"(?:(?:vector|v)\.)?\bapply\(\w+, output=\.\.\.\)", "`taskvec apply`"),

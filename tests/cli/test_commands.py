@@ -65,7 +65,7 @@ BAD = [
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--held-out", "1", "-o", "x"], "--held-out 1.0 must be"),
     (["sweep", "vector", "base", "--all-seen", "--held-out", "0.2", "-o", "x"], "give one of them"),
     (["sweep", "vector", "base", "--forget", "lamps.txt", "--unseen", "nowhere.txt", "-o", "x"], "no book at"),
-    (["choose", "nowhere", "-o", "x"], "no report at 'nowhere'; `taskvec sweep` writes one"),
+    (["choose", "nowhere", "-o", "x"], "no report at 'nowhere': the sweep writes one"),
     (["choose", "vector", "-o", "x"], "no report at"),
     (["choose", "vector", "--retain-bound", "2", "-o", "x"], "--retain-bound 2.0 must be between 0 and 1"),
     ([*AUDIT, "--attack", "relern", "--reference", "base", "-o", "x"], "Did you mean 'relearn'"),
