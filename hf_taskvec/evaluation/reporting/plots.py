@@ -161,8 +161,9 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
             theirs = [report.score(book.name, s, metric.name) for s in report.scales]
             x, y = [s.value.value for s in ours], [s.value.value for s in theirs]
             label = literal(f"{book.name} ({book.role})" + (f" against {name}" if len(forget) > 1 else ""))
-            axes.plot([], [], label=label, **look(i))
-            if not report.edits:  # edits are on no line
+            points: dict[str, Any] = {"linestyle": ""} if report.edits else {}  # edits are on no line
+            axes.plot([], [], label=label, **(look(i) | points))
+            if not report.edits:
                 axes.plot(x, y, linewidth=1.5, **(look(i) | {"marker": ""}))
             for scale, a, b in zip(report.scales, x, y, strict=True):
                 inside = {} if scale in front and book.role == "retain" else {"markerfacecolor": "white"}
