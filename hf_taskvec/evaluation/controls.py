@@ -306,9 +306,9 @@ def check_control_vectors(model: Any, others: "Mapping[str, TaskVector]", *, mer
         `MismatchError`: If a vector does not fit the model.
         `UnsupportedError`: If it cannot be attached.
     """
-    from hf_taskvec.evaluation.edit_families import check_vectors
+    from hf_taskvec.evaluation.edit_families import check_edits_fit
 
-    check_vectors(model, {f"the vector of {book}": other for book, other in others.items()}, merge)
+    check_edits_fit(model, {f"the vector of {book}": other for book, other in others.items()}, merge)
 
 
 def _check_draws(scale: float, noise_seeds: Sequence[int]) -> None:

@@ -218,7 +218,7 @@ class EditsInTurn:
             self._current = self._vectors[int(scale) - 1].edit(self.model, merge=self._merge)
 
 
-def check_vectors(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool) -> None:
+def check_edits_fit(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool) -> None:
     """Refuse vectors that cannot be put on a model, before it is asked for anything; it is as before afterwards.
 
     Args:

@@ -14,7 +14,7 @@ from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation.edit_families import EditsInTurn, check_vectors, listed_edits
+from hf_taskvec.evaluation.edit_families import EditsInTurn, check_edits_fit, listed_edits
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
@@ -164,7 +164,7 @@ def sweep(
     criteria = _checked_criteria(criteria, own_metrics, likelihood)
     others = named_references(reference)
     if edits:
-        check_vectors(model, {f"the edit {e.name!r}": v for e, v in zip(edits, vectors, strict=True)}, merge)
+        check_edits_fit(model, {f"the edit {e.name!r}": v for e, v in zip(edits, vectors, strict=True)}, merge)
     else:
         _check_change(change, model, merge)
     _check_books(books)

@@ -22,7 +22,7 @@ def test_the_summary_says_so_if_no_scale_was_chosen(edited: Any) -> None:
     assert "no λ qualifies." in said and " *" not in said
     assert "before and after (λ = −1, the nearest)" in said
     nothing = summary_text(dataclasses.replace(none, choice=None), {}, scales, "vector", {})
-    assert "No λ was chosen: no book is to be forgotten." in nothing and "(λ = -1):" in nothing
+    assert "No λ was chosen: no book is to be forgotten." in nothing and "(λ = −1):" in nothing
 
 
 def test_what_theory_said_is_in_report_table_and_summary(edited: Any, tmp_path: Path) -> None:
