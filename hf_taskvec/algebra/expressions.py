@@ -21,7 +21,7 @@ FUNCTIONS = {
     "prune_rows": ("fraction", "include"),
     "scale": ("by", "default"),
 }
-_LONGEST = 100_000  # characters
+LONGEST = 100_000  # characters
 _LONGEST_LABEL = 1000  # of a name that is made from another, a fifth
 # What the code on a card uses itself.
 _RESERVED = ("TaskVector", "combine", "re")
@@ -72,7 +72,7 @@ def check_expression(text: str, labels: Collection[str]) -> None:
 
 
 def _is_expression(text: str, labels: Collection[str]) -> bool:
-    if len(text) > _LONGEST or not text.isprintable():
+    if len(text) > LONGEST or not text.isprintable():
         return False
     try:
         tree = ast.parse(text, mode="eval").body

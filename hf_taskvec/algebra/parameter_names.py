@@ -1,10 +1,18 @@
-"""What the name of a parameter tells about it: its layer, its part, and whether it belongs to the vocabulary.
+"""What the name of a parameter tells about it: its layer, its part, its group, and whether it is of the vocabulary.
 
 Names are canonical ones, as transformers writes them to disk.
 """
 
 import re
+from typing import Literal, get_args
 
+from hf_taskvec.errors import MissingNameError, did_you_mean
+
+#: how parameters are put into groups that have something in common, such as one coefficient
+Grouping = Literal["tensor", "layer", "kind", "vector"]
+GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
+
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 _VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|lm_head)\.(weight|bias)$")
 # Layers that GPT-2 stores transposed and GPT-Neo or GPTBigCode, by the same names, as they are.
@@ -30,6 +38,39 @@ def part_of(name: str) -> str:
     """
     found = _LAYER.search(name)
     return (name[found.end() :] if found else name.removeprefix("model.")).removesuffix(".weight")
+
+
+def group_of(name: str, by: Grouping) -> str:
+    """The group that a parameter belongs to.
+
+    Args:
+        name (`str`):
+            The parameter.
+        by (`str`):
+            `"tensor"`: each is a group of its own. `"layer"`: those of a layer are one; what is in no layer is by
+            itself. `"kind"`: what has the same place in all layers (and in all experts) is one. `"vector"`: all are
+            one, called `all`.
+
+    Raises:
+        `MissingNameError`: If there is no such grouping.
+
+    >>> name = "model.layers.3.mlp.up_proj.weight"
+    >>> [group_of(name, by) for by in GROUPINGS]
+    ['model.layers.3.mlp.up_proj.weight', 'layer 3', 'mlp.up_proj', 'all']
+    >>> group_of("lm_head.weight", "layer"), group_of("model.layers.0.mlp.experts.7.w1.weight", "kind")
+    ('lm_head', 'mlp.experts.*.w1')
+    """
+    if by not in GROUPINGS:
+        hint = did_you_mean(str(by), GROUPINGS)
+        raise MissingNameError(f"no grouping by={by!r}.{hint} It is one of {', '.join(GROUPINGS)}.")
+    if by == "vector":
+        return "all"
+    if by == "tensor":
+        return name
+    layer = layer_of(name)
+    if by == "layer" and layer is not None:
+        return f"layer {layer}"
+    return _EXPERT.sub("*", part_of(name))
 
 
 def is_vocabulary(name: str) -> bool:

@@ -184,7 +184,7 @@ def _check_vectors(vectors: Sequence[TaskVector], rule: str, at_least: int) -> N
     for vector in vectors:
         fresh = {name: vector.shape(name) for name in vector}
         common = fresh.keys() & shapes.keys()
-        if shapes and fresh and not common:
+        if shapes and fresh and not common and not _are_of_one_model(vectors):
             raise MismatchError(
                 f"{vector.expression} changes none of the parameters that the vectors before it change "
                 f"({some(fresh, 2)}; {some(shapes, 2)}). Were they made from models of different architectures?"
@@ -192,6 +192,12 @@ def _check_vectors(vectors: Sequence[TaskVector], rule: str, at_least: int) -> N
         for name in (each for each in fresh if each in common):
             check_shape(name, shapes[name], fresh[name])
         shapes |= fresh
+
+
+def _are_of_one_model(vectors: Sequence[TaskVector]) -> bool:
+    """Whether each vector tells its architecture, and all the same: they may change other parts of one model."""
+    known = {vector.provenance.architectures for vector in vectors}
+    return len(known) == 1 and len(next(iter(known))) == 1
 
 
 def _check_models(vectors: Sequence[TaskVector]) -> None:

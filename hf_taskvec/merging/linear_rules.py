@@ -1,10 +1,11 @@
 """Linear rules: exact and lazy, low-rank in and low-rank out. They give nothing but coefficients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_taskvec.algebra.parameter_names import Grouping, group_of
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, did_you_mean
 from hf_taskvec.merging.option_checks import checked_number
 from hf_taskvec.merging.rule_registry import Parameter, rule
 
@@ -74,6 +75,44 @@ def layers_rule(
     place = 0.0 if parameter.layers < 2 or parameter.layer is None else parameter.layer / (parameter.layers - 1)
     factors = [others if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
     return parameter.sum([c.weight * factor for c, factor in zip(parameter.changes, factors, strict=True)])
+
+
+@rule("learned", paper="https://arxiv.org/abs/2407.02880", at_least=1)
+def learned_rule(
+    parameter: Parameter,
+    scales: Sequence[Mapping[str, float]] | Mapping[str, float],
+    by: Grouping = "tensor",
+) -> list[Term]:
+    """The weighted sum with a coefficient for each vector and group of parameters, as `fit_scales` learns them (aTLAS).
+
+    The table goes by the vectors' places, not by their names: an expression may give a vector another name beside
+    others, and still merges the same.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+        scales (`Mapping[str, float]` or `Sequence[Mapping[str, float]]`):
+            The coefficient of each group: one table for each vector, in their order, or one for all of them.
+        by (`str`, *optional*, defaults to `"tensor"`):
+            What makes a group: `"tensor"`, `"layer"`, `"kind"` or `"vector"`.
+
+    """
+    group = group_of(parameter.name, by)
+    tables = [scales] * parameter.vectors if isinstance(scales, Mapping) else scales
+    if not isinstance(tables, list | tuple) or not all(isinstance(table, Mapping) for table in tables):
+        raise BadValueError(f"scales={scales!r} must be a table of groups and numbers, or one such for each vector.")
+    if len(tables) != parameter.vectors:
+        raise BadValueError(f"there are {len(tables)} tables of scales for {parameter.vectors} vectors. Give one each.")
+    coefficients = []
+    for change in parameter.changes:
+        table = tables[change.index]
+        if group not in table:
+            raise BadValueError(
+                f"scales has no number for {group!r} (by={by!r}), to which {parameter.name} of {change.label} "
+                f"belongs.{did_you_mean(group, map(str, table))} A group that shall not change has the number 0."
+            )
+        coefficients.append(change.weight * checked_number(f"scales[{group!r}]", table[group]))
+    return parameter.sum(coefficients)
 
 
 def _rows(schedule: Any, vectors: int) -> list[Sequence[float]]:

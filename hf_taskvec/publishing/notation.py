@@ -8,13 +8,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from hf_taskvec.algebra.expressions import FUNCTIONS, check_expression
+from hf_taskvec.algebra.expressions import FUNCTIONS, LONGEST, check_expression
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.merging import combine
 
-_LONGEST = 10_000
 _UNKNOWN = "...  # how it was made is not known"
 _VOCABULARIES = ("truncate", "extend")
 
@@ -64,8 +63,8 @@ def evaluate_expression(expression: str, vectors: Mapping[str, TaskVector]) -> T
 
 
 def _tree(expression: str) -> ast.expr:
-    if len(expression) > _LONGEST:
-        raise BadValueError(f"the expression has more than {_LONGEST} characters. Combine it in steps.")
+    if len(expression) > LONGEST:
+        raise BadValueError(f"the expression has more than {LONGEST} characters. Combine it in steps.")
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

@@ -7,7 +7,11 @@ import torch
 from hf_taskvec import TaskVector
 
 LARGE = (1100, 1024)  # more than two tiles
-OPTIONS: dict[str, dict[str, Any]] = {"layers": {"schedule": [0.5, 1.0]}, "low_rank": {"rank": 2}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layers": {"schedule": [0.5, 1.0]},
+    "learned": {"scales": {"all": 0.75}, "by": "vector"},
+    "low_rank": {"rank": 2},
+}
 
 
 def some_vectors(count: int = 3, shape: tuple[int, ...] = (40, 30), seed: int = 0) -> list[TaskVector]:
