@@ -14,6 +14,7 @@ from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, numel
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
+from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.threads import one_thread
 
 # Elements in a tile of a measure: a few of them stay in a core's cache.
@@ -80,6 +81,28 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
     if not bool(result.isfinite().all()):
         raise not_finite(name)
     return result
+
+
+@kept_subnormals()
+def products_with(tensor: torch.Tensor, vectors: Sequence[tuple[Term, ...]]) -> list[float]:
+    """The inner products of a tensor in memory, such as a gradient, with several sums of terms, in fp64 on its device.
+
+    `<G, L R> = sum((G R') * L)` needs no dense product. Each tile of the tensor is converted once for all of them.
+    """
+    split = [_split(terms) for terms in vectors]
+    shape, device = tuple(tensor.shape), tensor.device
+    sums = [Sum(shape, dense, device=device) if dense else None for dense, _ in split]
+    factors = [[(w, left.to(device), right.T.to(device)) for w, left, right in found] for _, found in split]
+    totals = [torch.zeros((), dtype=torch.float64, device=device) for _ in vectors]
+    for start, stop in tiles_of_shape(shape):
+        rows = (tensor[start:stop] if shape else tensor).double()
+        for number, (dense, _) in enumerate(split):
+            whole = sums[number]
+            if whole is not None and any(term.delta.changes(start, stop) for term in dense):
+                totals[number] += torch.dot(whole.rows(start, stop).flatten(), rows.flatten())
+            for weight, left, right in factors[number]:
+                totals[number] += weight * ((rows @ right) * left[start:stop]).sum()
+    return torch.stack(totals).tolist() if totals else []
 
 
 def tiles_of(

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from hf_taskvec.algebra.linear_expression import check_shape
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits_live
 from hf_taskvec.application.live_edit import Edit
-from hf_taskvec.errors import ChangedSourceError, UnsupportedError
+from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.live_model import LiveWeight, live_weights
 
@@ -53,10 +54,36 @@ class MergedEdit(Edit):
             raise AttributeError("a merged edit has one λ for the whole model. For one λ per row use merge=False.")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def set_vector(self, vector: TaskVector) -> None:
+        """Put another vector on the model in place of this one, at the present λ, always from the untouched original.
+
+        Args:
+            vector (`TaskVector`):
+                It may change the parameters that the edit was made for, and no others.
+
+        Raises:
+            `MismatchError`: If it changes another parameter, or one of another shape.
+            `BadValueError`: If a weight is not finite in its dtype (the model then keeps the vector that it had); if
+                the edit is over; or if a newer edit on the model is still open.
+
+        """
+        self._check_current()
+        for name in vector:
+            if name not in self._weights:
+                raise MismatchError(f"the edit was not made for {name}. Make a new one with vector.edit(model).")
+            check_shape(name, self._originals[name].shape, vector.shape(name))
+        before, self.vector = self.vector, vector
+        try:
+            self._set(self.scale)
+        except BaseException:
+            self.vector = before
+            self._set(self.scale)  # some weights may have been written already
+            raise
+
     def _set(self, scale: float) -> None:
         for name, weight in self._weights.items():
             original = self._originals[name]
-            if scale == 0.0:
+            if scale == 0.0 or name not in self.vector:
                 weight.restore(original)
                 continue
             target = (
