@@ -1,7 +1,9 @@
-"""Fine-tuning on packed blocks of text, full or LoRA: the loop that the recipes share.
+"""Learning from packed blocks of text: fine-tuning, full or LoRA, and coefficients of task vectors.
 
 - `finetuning`: `finetune`, a base and blocks of text -> a model or an adapter in a folder.
 - `settings`: `TrainingSettings`, every choice of a run.
+- `scale_fitting`: `fit_scales`, coefficients of several task vectors, learned by gradient on text; `fitted_scales` is
+  what it gives, `objectives` what it makes small, `coefficients` their vector and their gradient.
 - `memory_estimate`: what a run needs, and whether it fits, before it starts.
 - `trainer_callback`: `TaskVectorCallback`, task vectors of those who train with `transformers.Trainer`.
 - `run_record`: `Finetuned`, the record that a finished run leaves.
@@ -24,8 +26,18 @@ from typing import TYPE_CHECKING
 
 from hf_taskvec.lazy_names import lazy_names
 from hf_taskvec.training.finetuning import finetune
+from hf_taskvec.training.fitted_scales import FittedScales
 from hf_taskvec.training.memory_estimate import MemoryEstimate, check_memory, estimate_memory
+from hf_taskvec.training.objectives import (
+    ForgetObjective,
+    MergeObjective,
+    Objective,
+    TextBatch,
+    block_losses,
+    token_losses,
+)
 from hf_taskvec.training.run_record import Finetuned
+from hf_taskvec.training.scale_fitting import fit_scales
 from hf_taskvec.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -33,12 +45,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Finetuned",
+    "FittedScales",
+    "ForgetObjective",
     "MemoryEstimate",
+    "MergeObjective",
+    "Objective",
     "TaskVectorCallback",
+    "TextBatch",
     "TrainingSettings",
+    "block_losses",
     "check_memory",
     "estimate_memory",
     "finetune",
+    "fit_scales",
+    "token_losses",
 ]
 
 # transformers' Trainer imports PEFT and bitsandbytes, which takes seconds: only for those who use it.
