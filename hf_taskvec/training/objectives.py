@@ -187,8 +187,9 @@ def token_losses(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.T
 def block_losses(
     model: Any, blocks: "datasets.Dataset", *, batch_size: int = 8, progress: bool | None = None
 ) -> torch.Tensor:
-    """The loss of every token of packed blocks, such as the target of a `ForgetObjective`: that of a model that never
-    saw the text.
+    """The loss of every token of packed blocks.
+
+    Of a model that never saw the text, these are the target of a `ForgetObjective`.
 
     Args:
         model (`PreTrainedModel`):

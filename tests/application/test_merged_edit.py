@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support import tiny_models
-from support.tiny_models import low_rank
+from support.tiny_models import low_rank, make, tuned_copy
 from support.weight_snapshots import same, state
 from transformers import AutoModelForCausalLM
 
@@ -234,3 +234,29 @@ def test_a_head_that_is_not_really_tied_is_refused(models):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     with pytest.raises(MismatchError, match="two separate weights"):
         pair.vector().edit(model)
+
+
+def test_another_vector_takes_the_place_of_one_and_leaves_the_rest_untouched():
+    model = make("phi", torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    whole, factors = TaskVector.from_finetuned(model, tuned_copy(model)), low_rank(model)
+    part = whole.filter("*.mlp.*")
+    with whole.edit(model, 0.5) as edit:
+        for vector in (factors - 0.3 * whole, part):
+            edit.set_vector(vector)
+            placed = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            other = make("phi", torch.bfloat16)
+            vector.edit(other, 0.5).keep()
+            assert all(torch.equal(placed[name], tensor) for name, tensor in other.state_dict().items())
+        assert edit.fingerprint == part.fingerprint
+        wide = TaskVector.from_tensors({"lm_head.bias": torch.ones(3)})
+        with pytest.raises(MismatchError, match=r"lm_head\.bias: shapes"):
+            edit.set_vector(wide)
+        with pytest.raises(MismatchError, match=r"not made for .*Make a new one"):
+            edit.set_vector(TaskVector.from_tensors({"model.norm.weight": torch.ones(16)}))
+        huge = 1e39 * whole
+        with pytest.raises(BadValueError):
+            edit.set_vector(huge)
+        assert edit.vector is part
+        assert all(torch.equal(placed[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
