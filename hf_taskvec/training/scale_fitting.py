@@ -27,8 +27,8 @@ from hf_taskvec.training.token_blocks import TokenBlocks, epoch_order, mixed_see
 # The "epoch" whose order of blocks tells which are held out: none that is trained.
 _HELD_OUT = -1
 
-# Adam's memory is shorter than usual, since there are few steps: with 0.9 and 0.999 two planted coefficients were off by
-# 0.03 after 60 steps, with these by 0.001.
+# Adam's memory is shorter than usual, since there are few steps: with 0.9 and 0.999 two planted coefficients were off
+# by 0.03 after 60 steps, with these by 0.001.
 _BETAS = (0.8, 0.95)
 
 

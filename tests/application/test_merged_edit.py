@@ -254,9 +254,8 @@ def test_another_vector_takes_the_place_of_one_and_leaves_the_rest_untouched():
             edit.set_vector(wide)
         with pytest.raises(MismatchError, match=r"not made for .*Make a new one"):
             edit.set_vector(TaskVector.from_tensors({"model.norm.weight": torch.ones(16)}))
-        huge = 1e39 * whole
-        with pytest.raises(BadValueError):
-            edit.set_vector(huge)
+        with pytest.raises(BadValueError, match="too large for bfloat16"):
+            edit.set_vector(1e42 * whole)
         assert edit.vector is part
         assert all(torch.equal(placed[name], tensor) for name, tensor in model.state_dict().items())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
