@@ -359,13 +359,13 @@ def alone() -> FittedScales:
 
 
 def test_two_processes_learn_the_coefficients_of_one(alone: FittedScales) -> None:
-    """To 1e-3 of coefficients around 0.1: Adam divides a gradient by its size, rounding and all."""
+    """To 1e-4, of coefficients up to 0.4: numbers are summed in another order."""
     output = launch.succeed(launch.SUPPORT / "launched_fitting.py", processes=2)
     coefficients, losses, validation = json.loads(output.splitlines()[-1])
-    assert losses == pytest.approx(alone.losses, rel=1e-4)
-    assert [loss for _, loss in validation] == pytest.approx([loss for _, loss in alone.validation], rel=1e-4)
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    assert [loss for _, loss in validation] == pytest.approx([loss for _, loss in alone.validation], rel=1e-5)
     for name, table in alone.coefficients.items():
-        assert coefficients[name] == pytest.approx(table, abs=1e-3)
+        assert coefficients[name] == pytest.approx(table, abs=1e-4)
 
 
 # What is refused.
