@@ -22,6 +22,12 @@ ADAPTER_RECORD = "taskvec_adapter.json"
 TRAINING_RECORD = "training.json"
 TRAINING_STATE = "checkpoint.safetensors"
 EPOCH_VECTORS = "vectors"
+#: the record of a repaired edit, what tells an unfinished one, and the folders of its model and of its two vectors
+REPAIR_RECORD = "repair.json"
+REPAIR_STARTED = "repair-started.json"
+REPAIRED_MODEL = "model"
+REPAIRED_VECTOR = "vector"
+REPAIR_VECTOR = "repair"
 #: the model card, of a folder and of a repository on the Hub
 MODEL_CARD = "README.md"
 #: the sha256 of the card as it was written, which tells whether somebody has changed it since

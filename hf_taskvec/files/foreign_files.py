@@ -21,6 +21,12 @@ from hf_taskvec.filenames import (
     CONFIG,
     EPOCH_VECTORS,
     MODEL_CARD,
+    MODEL_RECORD,
+    REPAIR_RECORD,
+    REPAIR_STARTED,
+    REPAIR_VECTOR,
+    REPAIRED_MODEL,
+    REPAIRED_VECTOR,
     REPORT_FOLDER,
     REPORT_JSON,
     REPORT_MARKDOWN,
@@ -37,6 +43,7 @@ from hf_taskvec.models.companions import companion_files
 _VECTOR_TENSORS = re.compile(r"taskvec(-\d+-of-\d+)?\.safetensors")
 _EPOCH = re.compile(r"epoch-[\d.]+")
 _PLOTS = tuple(f"{plot}.{kind}" for plot in REPORT_PLOTS for kind in ("png", "svg"))
+_REPAIRED = {REPAIRED_MODEL: MODEL_RECORD, REPAIRED_VECTOR: VECTOR_RECORD, REPAIR_VECTOR: VECTOR_RECORD}
 _SYSTEM = (".DS_Store",)  # what macOS leaves wherever somebody has looked
 
 
@@ -79,6 +86,8 @@ def _foreign(folder: Path, record: str) -> Iterator[str]:
         elif path.name == REPORT_FOLDER:
             known = {REPORT_JSON, REPORT_MARKDOWN, *_PLOTS, *_SYSTEM}
             yield from (f"{path.name}/{each.name}" for each in path.iterdir() if each.name not in known)
+        elif path.name in _REPAIRED and record == REPAIR_RECORD:
+            yield from (f"{path.name}/{name}" for name in _foreign(path, _REPAIRED[path.name]))
         elif path.name == EPOCH_VECTORS and record == TRAINING_RECORD:
             for each in path.iterdir():
                 if _EPOCH.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
@@ -101,6 +110,8 @@ def _ours(folder: Path, record: str) -> set[str]:
     own = {record, COMMAND_RECORD, MODEL_CARD, CARD_DIGEST, *_SYSTEM}
     if record == VECTOR_RECORD:
         return own | {path.name for path in folder.iterdir() if _VECTOR_TENSORS.fullmatch(path.name)}
+    if record == REPAIR_RECORD:
+        return own | {REPAIR_STARTED}
     if record == TRAINING_RECORD:
         own.add(TRAINING_STATE)
     with suppress(CorruptFileError):  # then none of them is taken for ours

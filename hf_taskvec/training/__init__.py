@@ -1,12 +1,15 @@
 """Learning from packed blocks of text: fine-tuning, full or LoRA, and coefficients of task vectors.
 
 - `finetuning`: `finetune`, a base and blocks of text -> a model or an adapter in a folder.
+- `repairing`: `repair`, an edited model trained on kept text; edit and repair as one task vector.
+- `teachers`: what fine-tuning minimises: the next-token loss, or the distance to a `Teacher`; a `Guard` of other text.
 - `settings`: `TrainingSettings`, every choice of a run.
 - `scale_fitting`: `fit_scales`, coefficients of several task vectors, learned by gradient on text; `fitted_scales` is
   what it gives, `objectives` what it makes small, `coefficients` their vector and their gradient.
 - `memory_estimate`: what a run needs, and whether it fits, before it starts.
 - `trainer_callback`: `TaskVectorCallback`, task vectors of those who train with `transformers.Trainer`.
 - `run_record`: `Finetuned`, the record that a finished run leaves.
+- `repair_record`: `Repaired`, what a finished repair leaves.
 - `saved_state`: the checkpoint of a run in its middle.
 - `training_loop`: batches, gradients, steps and losses.
 - `token_blocks`: blocks of tokens, checked, and their order.
@@ -36,9 +39,12 @@ from hf_taskvec.training.objectives import (
     block_losses,
     token_losses,
 )
+from hf_taskvec.training.repair_record import Repaired
+from hf_taskvec.training.repairing import repair
 from hf_taskvec.training.run_record import Finetuned
 from hf_taskvec.training.scale_fitting import fit_scales
 from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.teachers import Guard, Teacher
 
 if TYPE_CHECKING:
     from hf_taskvec.training.trainer_callback import TaskVectorCallback
@@ -47,10 +53,13 @@ __all__ = [
     "Finetuned",
     "FittedScales",
     "ForgetObjective",
+    "Guard",
     "MemoryEstimate",
     "MergeObjective",
     "Objective",
+    "Repaired",
     "TaskVectorCallback",
+    "Teacher",
     "TextBatch",
     "TrainingSettings",
     "block_losses",
@@ -58,6 +67,7 @@ __all__ = [
     "estimate_memory",
     "finetune",
     "fit_scales",
+    "repair",
     "token_losses",
 ]
 

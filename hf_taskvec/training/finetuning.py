@@ -27,6 +27,7 @@ from hf_taskvec.training.memory_estimate import check_training_memory
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
 from hf_taskvec.training.saved_state import find_state, load_state, save_state
 from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
+from hf_taskvec.training.teachers import Guard, OpenedTeachers, Teacher, open_teachers
 from hf_taskvec.training.token_blocks import read_blocks
 from hf_taskvec.training.trained_model import (
     TrainingBase,
@@ -60,6 +61,8 @@ def finetune(
     overwrite: bool = False,
     progress: bool | None = None,
     accelerator: "Accelerator | None" = None,
+    teacher: "str | Path | PreTrainedModel | Teacher | None" = None,
+    guard: Guard | None = None,
 ) -> Finetuned:
     """Train a causal language model on blocks of text and save it: a model folder (full) or a PEFT adapter (LoRA).
 
@@ -97,6 +100,11 @@ def finetune(
             Show a progress bar; by default on a terminal only.
         accelerator (`accelerate.Accelerator`, *optional*):
             Your own, if the one that `accelerate launch` implies is not what you want.
+        teacher (`str`, `Path`, `PreTrainedModel` or `Teacher`, *optional*):
+            A model whose next-token distribution is learnt instead of the text's own tokens; a `Teacher` mixes both.
+            It is loaded whole in every process.
+        guard (`Guard`, *optional*):
+            Text on which the model shall predict what a teacher predicts that has never seen it.
 
     Returns:
         `Finetuned`: The folder that was written, and the losses.
@@ -105,7 +113,8 @@ def finetune(
         `OutputError`: If the folder holds something else, or an output or an unfinished run of other arguments.
         `DivergedError`: If a loss or a gradient is not a finite number. Nothing is saved then.
         `UnsupportedError`: If the base is not a causal language model, or the training does not fit into memory.
-        `MismatchError`: If the blocks do not fit the base: another vocabulary, or longer than it reads.
+        `MismatchError`: If the blocks do not fit the base: another vocabulary, or longer than it reads; or a teacher
+            has another vocabulary.
 
     Example:
         >>> from hf_taskvec.training import TrainingSettings, finetune
@@ -130,10 +139,12 @@ def finetune(
     precision = resolve_precision(settings, accelerator)
     if settings.method == "lora":
         check_targets(meta_model(source.config), settings.targets)
-    check_training_memory(source.config, settings, data.length, accelerator)
+    objective = open_teachers(teacher, guard, source)
+    check_training_memory(source.config, settings, data.length, accelerator, objective.configs)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = full_fingerprint(model) if accelerator.is_main_process else ""
-    key = _key(next(filter(None, state.gather(fingerprint))), data.digest, asdict(settings), precision, vectors)
+    given = (data.digest, asdict(settings), precision, vectors, *objective.key)
+    key = _key(next(filter(None, state.gather(fingerprint))), *given)
     finished = state.together(lambda: not overwrite and is_record_of(final, key), main_only=True)
     if any(state.gather(finished)):
         if accelerator.is_main_process:  # killed at the very end, a run leaves it behind
@@ -149,7 +160,8 @@ def finetune(
             _tidy(folder, key, overwrite)
 
         state.together(open_output, main_only=True)
-        loop = start_training(accelerator, model, data, settings, precision)
+        losses = objective.load(precision, accelerator.device)
+        loop = start_training(accelerator, model, data, settings, precision, *losses)
         saved = find_state(folder)
         if saved:
             load_state(saved, loop.plain, loop.optimizer)
@@ -180,7 +192,7 @@ def finetune(
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             books = marked_books(blocks.info.description)
-            write_record(folder, _record(loop, key, source, vectors, books, speed))
+            write_record(folder, _record(loop, key, source, objective, vectors, books, speed))
             folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / TRAINING_STATE).unlink(missing_ok=True)
@@ -190,7 +202,7 @@ def finetune(
 
 
 def _key(*parts: Any) -> str:
-    """What decides the result: the base's weights, the blocks and the settings.
+    """What decides the result: the base's weights, the blocks, the settings, and an objective of the caller's own.
 
     Never a path or a number of processes.
     """
@@ -232,7 +244,13 @@ def _save_companions(source: TrainingBase, beside: list[Path], folder: Path, wit
 
 
 def _record(
-    loop: TrainingLoop, key: str, source: TrainingBase, vectors: bool, books: list[str], speed: float
+    loop: TrainingLoop,
+    key: str,
+    source: TrainingBase,
+    objective: OpenedTeachers,
+    vectors: bool,
+    books: list[str],
+    speed: float,
 ) -> dict[str, Any]:
     epochs = loop.settings.epochs
     return {
@@ -242,6 +260,7 @@ def _record(
         "base": source.record.to_json(),
         "settings": asdict(loop.settings),
         "precision": loop.precision,
+        "objective": objective.to_json(),
         "blocks": {"count": len(loop.blocks), "length": loop.blocks.length, "sha256": loop.blocks.digest},
         RECORDED: books,
         "steps": loop.steps,

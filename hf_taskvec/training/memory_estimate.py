@@ -1,6 +1,7 @@
 """How much memory a training run needs, told before it starts."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,7 @@ def check_training_memory(
     settings: TrainingSettings,
     block_length: int,
     accelerator: "Accelerator",
+    teachers: "Sequence[PreTrainedConfig]" = (),
 ) -> None:
     """Refuse a training that does not fit into the memory of the accelerator's devices, shared or sharded as it says.
 
@@ -140,15 +142,20 @@ def check_training_memory(
             Tokens in a block.
         accelerator (`accelerate.Accelerator`):
             Of the run; a bare `PartialState` knows neither of FSDP nor of the precision.
+        teachers (`Sequence[PreTrainedConfig]`, *optional*):
+            Of the frozen models that each process holds besides.
     """
+    precision = resolve_precision(settings, accelerator)
     estimate = estimate_memory(
         model,
         settings,
         block_length,
-        precision=resolve_precision(settings, accelerator),
+        precision=precision,
         processes=accelerator.num_processes,
         sharded=accelerator.distributed_type == DistributedType.FSDP,
     )
+    held = sum(meta_model(config).num_parameters() for config in teachers) * (2 if precision == "bf16" else 4)
+    estimate = replace(estimate, weights=estimate.weights + held)
     check_memory(
         estimate, accelerator.device, sharing=accelerator.num_processes if accelerator.device.type == "cpu" else 1
     )

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from hf_taskvec.errors import DivergedError
 from hf_taskvec.progress import progress_bar
 from hf_taskvec.training.accelerators import TrainingAccelerator, whole_tensor
 from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
+from hf_taskvec.training.teachers import GuardedText, SummedLoss, next_token_loss
 from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, epoch_order, mixed_seed, process_micro_batches
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ def make_optimizer(model: torch.nn.Module, settings: TrainingSettings) -> torch.
 
 
 def start_training(
-    accelerator: "Accelerator", model: Any, blocks: TokenBlocks, settings: TrainingSettings, precision: ComputePrecision
+    accelerator: "Accelerator",
+    model: Any,
+    blocks: TokenBlocks,
+    settings: TrainingSettings,
+    precision: ComputePrecision,
+    loss: SummedLoss = next_token_loss,
+    guard: GuardedText | None = None,
 ) -> "TrainingLoop":
     """A loop before its first step, over all processes."""
     if settings.gradient_checkpointing:
@@ -45,7 +51,26 @@ def start_training(
     if settings.method == "lora":
         model = add_lora(model, settings)
     model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision)
+    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision, loss=loss, guard=guard)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of blocks that one step learns from, over all processes."""
+
+    blocks: TokenBlocks
+    rows: torch.Tensor
+    loss: SummedLoss
+    weight: float
+
+    @property
+    def targets(self) -> int:
+        """How many tokens are predicted; at least 1, to divide by."""
+        return max(1, self.blocks.targets(self.rows))
+
+    def parts(self, rank: int, processes: int, size: int) -> list[torch.Tensor]:
+        """A process's micro-batches."""
+        return process_micro_batches(self.rows, rank, processes, size)
 
 
 @dataclass
@@ -61,6 +86,10 @@ class TrainingLoop:
     losses: list[float] = field(default_factory=list)
     #: how many steps there are, if not as many as the epochs have
     total: int | None = None
+    #: of the blocks; what is minimised is its mean over their predicted tokens
+    loss: SummedLoss = next_token_loss
+    #: text of which each step takes a batch as well
+    guard: GuardedText | None = None
     #: loss and gradient norm of the steps whose numbers were not read yet
     _unread: list[torch.Tensor] = field(default_factory=list)
 
@@ -114,15 +143,14 @@ class TrainingLoop:
         rate = settings.learning_rate_at(step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        targets = max(1, self.blocks.targets(rows))
         micro = settings.micro_batch_size or -(-settings.batch_size // processes)
-        parts = process_micro_batches(rows, rank, processes, micro)
+        parts = [(batch, part) for batch in self._batches(step, rows) for part in batch.parts(rank, processes, micro)]
         total = torch.zeros((), device=accelerator.device)
-        for number, part in enumerate(parts, 1):
+        for number, (batch, part) in enumerate(parts, 1):
             last = number == len(parts)
             with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
                 # Processes average their gradients, so each one's share of the mean counts for all of them.
-                loss = self._loss(part, rows) / targets
+                loss = self._summed(batch, part) * batch.weight / batch.targets
                 (loss * processes).backward()
             total += loss.detach()
         norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
@@ -133,25 +161,31 @@ class TrainingLoop:
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _loss(self, part: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _batches(self, step: int, rows: torch.Tensor) -> "list[_Batch]":
+        """What a step learns from: the rows of the blocks, and some of the guard, if there is one."""
+        batches = [_Batch(self.blocks, rows, self.loss, 1.0)]
+        if self.guard:
+            guarded = self.guard.blocks
+            size = min(len(guarded), self.settings.batch_size)
+            epoch, index = divmod(step, -(-len(guarded) // size))
+            order = epoch_order(len(guarded), mixed_seed(self.settings.seed, 1), epoch)
+            batches.append(_Batch(guarded, order[index * size :][:size], self.guard.loss, self.guard.weight))
+        return batches
+
+    def _summed(self, batch: "_Batch", part: torch.Tensor) -> torch.Tensor:
         """The summed loss of a micro-batch.
 
         A process whose share is empty computes a block of which nothing counts: the others wait for it when gradients
         (and, sharded, weights) are exchanged.
         """
-        device = self.accelerator.device
-        ids, labels = (self.blocks.ids[part], self.blocks.labels[part])
+        ids, labels = (batch.blocks.ids[part], batch.blocks.labels[part])
         if not len(part):
-            ids = self.blocks.ids[rows[:1]]
+            ids = batch.blocks.ids[batch.rows[:1]]
             labels = torch.full_like(ids, IGNORED)
+        ids, labels = (each.to(self.accelerator.device) for each in (ids, labels))
         with self._autocast():
-            logits = self.model(input_ids=ids.to(device), use_cache=False).logits
-        return cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(),
-            labels[:, 1:].flatten().to(device),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        return batch.loss(logits, ids, labels)
 
     def _autocast(self) -> Any:
         if self.precision == "bf16":

@@ -26,8 +26,9 @@ from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
 from hf_taskvec.experiments.results_folder import open_results_folder
-from hf_taskvec.filenames import AUDIT_JSON, REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.filenames import AUDIT_JSON, REPAIR_RECORD, REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
 from hf_taskvec.models.trained_books import recorded_books
+from hf_taskvec.training.repair_record import is_repair_of, read_figures, write_repair
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
 from hf_taskvec.training.saved_state import find_state, load_state, save_state
 
@@ -251,6 +252,32 @@ def expected_record(document: Any, folder: Path) -> Any:
             "steps": _whole(document["steps"]),
             "tokens_per_second": _number(document["timing"]["tokens_per_second"]),
             "vectors": [f"vectors/{name}" for name in names],
+            "finished": document.get("key") == "k" * 64,
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+_REPAIR = {"key": "k" * 64, "steps": 4, "tokens": 512, "seconds": 1.5, "epoch_losses": [3.25, 2.375]}
+
+
+def make_repair(folder: Path) -> None:
+    write_repair(folder / REPAIR_RECORD, _REPAIR)
+
+
+def read_repair(folder: Path) -> Any:
+    finished = is_repair_of(folder / REPAIR_RECORD, "k" * 64)
+    return {**vars(read_figures(folder)), "finished": finished}
+
+
+def expected_repair(document: Any, folder: Path) -> Any:
+    document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+    try:
+        return {
+            "steps": _whole(document["steps"]),
+            "tokens": _whole(document["tokens"]),
+            "seconds": _number(document["seconds"]),
+            "epoch_losses": [_number(loss) for loss in _typed(document["epoch_losses"], list)],
             "finished": document.get("key") == "k" * 64,
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -536,6 +563,15 @@ TARGETS = [
         make_record,
         read_record,
         expected_record,
+    ),
+    Target(
+        "repair record",
+        ("hf_taskvec.training.repair_record:read_figures", "hf_taskvec.training.repair_record:is_repair_of"),
+        REPAIR_RECORD,
+        Json(),
+        make_repair,
+        read_repair,
+        expected_repair,
     ),
     Target(
         "books of a training record",
