@@ -65,7 +65,8 @@ def example(kind: Any, name: str = "") -> Any:
 def _report() -> UnlearningReport:
     report = example(UnlearningReport)
     metrics = (replace(report.metrics[0], name="rouge_l"),)
-    return replace(report, metrics=metrics, controls=replace(report.controls, metrics=metrics))
+    numbers = (0.0, 1.0)  # of the untouched model and the one edit
+    return replace(report, scales=numbers, metrics=metrics, controls=replace(report.controls, metrics=metrics))
 
 
 def make_report(folder: Path) -> None:

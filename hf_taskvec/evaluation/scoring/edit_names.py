@@ -37,6 +37,8 @@ class EditNames:
         """As a cell of a table."""
         if not self.names:
             return f"{scale:g}".replace("-", "−")
+        if scale not in range(len(self.names) + 1):  # of a file that somebody has changed
+            return f"edit {scale:g}"
         return self.names[int(scale) - 1] if scale else "untouched"
 
     def head(self, scale: float) -> str:
