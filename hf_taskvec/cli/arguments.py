@@ -81,6 +81,13 @@ def chosen_scale(scale: float | None, report_folder: Path | None) -> "tuple[floa
     report = UnlearningReport.load(report_folder)
     if scale is not None:
         return scale, report
+    if report.edits:
+        name = (
+            ""
+            if report.choice is None or not report.choice.scale
+            else f" of {report.names.phrase(report.choice.scale)}"
+        )
+        raise BadValueError(f"the report compares whole edits, not λ. Give the vector{name} as it is, with --scale 1.")
     if report.choice is None or report.choice.scale is None:
         reason = report.choice.reason if report.choice is not None else "no book is marked as one to forget"
         raise BadValueError(f"the report chose no λ ({reason}). Choose one yourself with --scale.")

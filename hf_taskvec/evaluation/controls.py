@@ -233,6 +233,10 @@ def with_controls(
     """
     from hf_taskvec.evaluation.asking.finished_passages import store_folder
 
+    if report.edits:
+        raise BadValueError(
+            "the report compares whole edits: put controls beside one with run_controls(model, edit, 1.0, books)."
+        )
     judged = None if report.choice is None else report.choice.judged
     if not judged:
         reason = "no book is to be forgotten" if report.choice is None else report.choice.reason

@@ -29,7 +29,8 @@ def find_report(artifact: Artifact, given: "UnlearningReport | str | Path | None
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
     report = given if isinstance(given, UnlearningReport) else UnlearningReport.load(given)
-    if artifact.fingerprint is not None and report.edit not in (artifact.fingerprint, "none"):
+    edits = {report.edit, *(edit.fingerprint for edit in report.edits)}
+    if artifact.fingerprint is not None and edits.isdisjoint({artifact.fingerprint, "none"}):
         raise MismatchError(
             f"the report is of another edit ({report.edit[:12]}) than {artifact.folder.name} holds "
             f"({artifact.fingerprint[:12]}). Sweep the very vector that is applied, and give λ as scale=."
@@ -38,9 +39,18 @@ def find_report(artifact: Artifact, given: "UnlearningReport | str | Path | None
 
 
 def reported_scale(artifact: Artifact, report: "UnlearningReport | None") -> float | None:
-    """The λ of the artifact among those of the report; for a vector, which has none of its own, the chosen one."""
+    """The λ of the artifact among those of the report; for a vector, which has none of its own, the chosen one.
+
+    Of a report that compares whole edits, the number of the one that the artifact holds.
+    """
     if report is None:
         return None
+    if report.edits:
+        as_it_is = artifact.kind == "vector" or artifact.scale == 1
+        held = [
+            number for number, e in enumerate(report.edits, 1) if as_it_is and e.fingerprint == artifact.fingerprint
+        ]
+        return float(held[0]) if held else None
     if artifact.kind == "vector":
         return (report.choice.scale or None) if report.choice is not None else None  # λ = 0 is the model without it
     return next((scale for scale in report.scales if scale == artifact.scale), None)
@@ -64,7 +74,7 @@ def evaluation_section(
     ]
     choice = report.choice
     if choice is not None and choice.verdict is not None and scale is not None and choice.judged == scale:
-        title = "The verdict, on passages that had no part in the choice of λ"
+        title = f"The verdict, on passages that had no part in the choice of {'the edit' if report.edits else 'λ'}"
         tables.insert(0, {"title": title, "rows": verdict_table(choice.verdict, report.metric)})
     books = ", ".join(
         f"{markdown(b.name)} ({b.role}: {b.seen} seen and {b.held_out} held-out passages)" for b in report.books
@@ -72,14 +82,20 @@ def evaluation_section(
     return {
         "protocol": markdown_code(report.protocol.id),
         "books": f"Books: {books}.",
-        "choice": f"{_this(artifact, scale)} {_choice(report)}",
+        "choice": f"{_this(artifact, report, scale)} {_choice(report)}",
         "level": f"{report.settings.level:.0%}",
         "tables": tables,
         "plots": plots and _can_plot(),
     }
 
 
-def _this(artifact: Artifact, scale: float | None) -> str:
+def _this(artifact: Artifact, report: "UnlearningReport", scale: float | None) -> str:
+    if report.edits:
+        if scale is None:
+            return (
+                f"The tables compare several edits; this {artifact.kind} holds one of them at another scale, or none."
+            )
+        return f"This {artifact.kind} holds the edit **{markdown(report.names.short(scale))}**."
     if artifact.kind == "vector":
         return "The tables show the vector at several λ."
     number = f"{artifact.scale:g}".replace("-", "−")
@@ -91,7 +107,7 @@ def _this(artifact: Artifact, scale: float | None) -> str:
 
 def _choice(report: "UnlearningReport") -> str:
     if report.choice is None:
-        return "No book was marked as one to forget, so the sweep chose no λ."
+        return "No book was marked as one to forget, so the sweep chose nothing."
     reason = markdown(report.choice.reason.strip().rstrip("."))
     return f"The sweep's choice: {reason}."
 

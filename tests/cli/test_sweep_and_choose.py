@@ -121,3 +121,10 @@ def test_a_base_on_the_hub_is_found_by_its_id(
     plan = taskvec("sweep", *arguments, "--reference", "base", "--dry-run", "--json")
     assert plan.code == 0, plan.err
     assert any(name.startswith("me/base@") for name in plan.json["reads"])
+
+
+def test_a_number_of_an_edit_is_not_taken_for_a_scale(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+    edited.report_of_edits.save(tmp_path / "report", plots=False)
+    answer = taskvec("apply", edited.saved, edited.pair.base, "--report", tmp_path / "report", "-o", tmp_path / "out")
+    assert answer.code == 1 and "compares whole edits" in answer.err and "--scale 1" in answer.err
+    assert not (tmp_path / "out").exists()

@@ -18,7 +18,15 @@ from support.edited_model import Edited
 from support.hub_server import HubServer
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError, CorruptFileError, HubError, LeakError, MissingFileError, OutputError
+from hf_taskvec.errors import (
+    BadValueError,
+    CorruptFileError,
+    HubError,
+    LeakError,
+    MismatchError,
+    MissingFileError,
+    OutputError,
+)
 from hf_taskvec.publishing.model_card import card_for, write_card
 from hf_taskvec.publishing.privacy import check_text
 from hf_taskvec.publishing.push import push_folder
@@ -83,6 +91,20 @@ def test_a_scale_that_was_not_measured_has_no_numbers(edited: Edited, tmp_path: 
     card = card_for(open_artifact(out), report=edited.report)
     assert "model-index" not in metadata(card)
     assert "which the sweep did **not** measure" in card
+
+
+def test_a_card_names_the_edit_of_several_that_it_holds(edited: Edited, tmp_path: Path) -> None:
+    report, half = edited.report_of_edits, -0.5 * edited.vector
+    out = half.apply(edited.pair.base, tmp_path / "out")
+    card = card_for(open_artifact(out), report=report)
+    assert "holds the edit **half of it**" in card and "| all of it |" in card
+    found = {r.dataset_split: r.metric_value for r in ModelCard(card).data.eval_results if r.metric_type == "rouge"}
+    assert found["seen"] == pytest.approx(report.score("boats", "half of it").value.value, abs=1e-6)
+    other = half.apply(edited.pair.base, tmp_path / "other", scale=0.5)
+    assert "at another scale, or none" in card_for(open_artifact(other), report=report)
+    stranger = edited.vector.filter(include="*proj*").apply(edited.pair.base, tmp_path / "stranger")
+    with pytest.raises(MismatchError, match="another edit"):
+        write_card(stranger, report=report)
 
 
 def test_without_a_report_the_card_says_that_nothing_was_measured(merged: Path) -> None:

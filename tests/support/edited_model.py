@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from support import tiny_models
@@ -43,6 +44,13 @@ class Edited:
 
     @cached_property
     def report(self) -> UnlearningReport:
+        return self._swept(self.vector, SCALES)
+
+    @cached_property
+    def report_of_edits(self) -> UnlearningReport:
+        return self._swept({"half of it": -0.5 * self.vector, "all of it": -1 * self.vector}, None)
+
+    def _swept(self, change: Any, scales: Any) -> UnlearningReport:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         model = AutoModelForCausalLM.from_pretrained(self.pair.base, dtype=torch.float32)
@@ -52,5 +60,4 @@ class Edited:
             load_book(self.boats, role="retain", block_words=300),
         ]
         protocol = protocols.get(samples=4, prompt_length=20, answer_length=6)
-        edit = self.vector.edit(model, 0.0)
-        return sweep(model, edit, SCALES, books, protocol, tokenizer=tokenizer, resamples=100, permutations=100)
+        return sweep(model, change, scales, books, protocol, tokenizer=tokenizer, resamples=100, permutations=100)
