@@ -114,6 +114,7 @@ def _run(line: list[str], variables: Mapping[str, str], cwd: Path, stdout: str, 
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, stream.fileno())
         os.close(file)
+        stream.reconfigure(line_buffering=True, write_through=False)  # whole lines, whichever process writes them
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(cwd)
