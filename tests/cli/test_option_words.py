@@ -113,6 +113,7 @@ def test_ctrl_c_ends_a_recipe_in_one_line(tmp_path: Path) -> None:
     script.write_text(
         "import os, signal\n"
         "from hf_taskvec.experiments.recipe_running import run_recipe\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job inherits that it is ignored
         "def main():\n"
         "    print('λ')\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
