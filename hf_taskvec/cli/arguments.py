@@ -82,11 +82,8 @@ def chosen_scale(scale: float | None, report_folder: Path | None) -> "tuple[floa
     if scale is not None:
         return scale, report
     if report.edits:
-        name = (
-            ""
-            if report.choice is None or not report.choice.scale
-            else f" of {report.names.phrase(report.choice.scale)}"
-        )
+        chosen = report.choice.scale if report.choice is not None else None
+        name = f" of {report.names.phrase(chosen)}" if chosen else ""
         raise BadValueError(f"the report compares whole edits, not λ. Give the vector{name} as it is, with --scale 1.")
     if report.choice is None or report.choice.scale is None:
         reason = report.choice.reason if report.choice is not None else "no book is marked as one to forget"

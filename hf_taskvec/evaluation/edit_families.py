@@ -141,7 +141,8 @@ def _combinations(
 
 
 def _formula(coefficients: Mapping[str, float]) -> str:
-    text = " + ".join(f"{round(value, 12):g}*{name}" for name, value in coefficients.items())
+    # So many digits that two edits of a family never share a name, and none that only rounding makes.
+    text = " + ".join(f"{value:.12g}*{name}" for name, value in coefficients.items())
     return text.replace("+ -", "- ")
 
 

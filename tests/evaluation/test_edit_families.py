@@ -105,6 +105,7 @@ def test_families_are_combinations():
     grid = edit_grid({"a": one, "b": two}, {"a": [0, -1], "b": [0, 0.25]})
     assert list(grid) == ["0.25*b", "-1*a", "-1*a + 0.25*b"]  # nothing is no edit
     assert torch.equal(grid["-1*a + 0.25*b"].dense("w"), -0.5 * torch.eye(2))
+    assert len(edit_grid({"a": one}, {"a": [0.12345678, 0.12345679]})) == 2  # close, and yet two
     line = edit_line({"a": one, "b": two}, {"a": -1}, {"b": 1}, points=3)
     assert torch.equal(line["-0.5*a + 0.5*b"].dense("w"), 0.5 * torch.eye(2)) and len(line) == 3
     shares = edit_simplex({"a": one, "b": two}, steps=2)
