@@ -1,5 +1,6 @@
 """JSON files that hold one object, as configs, indices and records do; and the schemas of those that are ours."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +13,11 @@ from hf_taskvec.errors import CorruptFileError, MissingFileError
 _DEEPEST = 100
 # A character that is half of one: JSON can write it, UTF-8 cannot.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def json_digest(*parts: Any) -> str:
+    """sha256 of some plain values, as JSON writes them."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def parse_json(text: str, what: str) -> Any:

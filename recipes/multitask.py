@@ -36,10 +36,10 @@ from hf_taskvec.experiments.multitask.multitask_inputs import prepare_multitask
 from hf_taskvec.experiments.multitask.result_plots import save_plots
 from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.task_scores import merged_model_scores, single_task_scores, task_scores
-from hf_taskvec.experiments.recipe_running import run_recipe
+from hf_taskvec.experiments.recipe_running import print_once, run_recipe
 from hf_taskvec.experiments.results_folder import open_results_folder
-from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 from hf_taskvec.models.loading import load_for_evaluation
+from hf_taskvec.training.training_stages import TrainingStages
 
 CONFIGS = Path(__file__).parent / "configs" / "multitask"
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> MultitaskResults:
     # 1. The base.
     base: Any = given.base
     if given.general is not None:
-        stages = TrainingStages(cache, config.force, given.tokenizer)
+        stages = TrainingStages(cache, config.force, given.tokenizer, tell=print_once)
         base = stages.train(
             "base", base, training_blocks((given.general,), given.tokenizer, config), config.pretraining
         )

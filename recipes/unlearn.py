@@ -32,9 +32,8 @@ from hf_taskvec.auditing import Relearning, audit
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep, with_controls
 from hf_taskvec.experiments.config_options import parse_config
-from hf_taskvec.experiments.recipe_running import run_recipe
+from hf_taskvec.experiments.recipe_running import print_once, run_recipe
 from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
-from hf_taskvec.experiments.training_stages import TrainingStages, print_once
 from hf_taskvec.experiments.unlearning.book_similarity import compare_books
 from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
 from hf_taskvec.experiments.unlearning.summary_text import summary_text
@@ -42,6 +41,7 @@ from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.models.loading import load_for_evaluation
+from hf_taskvec.training.training_stages import TrainingStages
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -55,7 +55,11 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     given = prepare_unlearning(config)  # all that can be wrong with the input is found here, before any work
     output = open_results_folder(config.output, config.resolved(given.inputs), config.force)
     stages = TrainingStages(
-        Path(config.cache or output / "stages"), config.force, given.tokenizer, checkpoint_every=config.checkpoint_every
+        Path(config.cache or output / "stages"),
+        config.force,
+        given.tokenizer,
+        checkpoint_every=config.checkpoint_every,
+        tell=print_once,
     )
     forget = tuple(book for book in given.books if book.role == "forget")
     others = tuple(book for book in given.books if book.role != "forget")

@@ -1,8 +1,9 @@
-"""How a recipe is run as a script: what a terminal shows of errors and of Ctrl-C."""
+"""How a recipe is run as a script: what a terminal shows of its results, of errors and of Ctrl-C."""
 
 import sys
 from collections.abc import Callable
 
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import TaskVectorError
 from hf_taskvec.escaping import readable_in_any_encoding
 
@@ -22,3 +23,9 @@ def run_recipe(main: Callable[[], object]) -> None:
         sys.exit(130)
     except TaskVectorError as error:
         sys.exit(f"{type(error).__name__}: {error}")
+
+
+def print_once(text: str) -> None:
+    """Print on the main process alone."""
+    if processes().is_main_process:
+        print(text, flush=True)

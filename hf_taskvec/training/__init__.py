@@ -4,6 +4,7 @@
 - `repairing`: `repair`, an edited model trained on kept text; edit and repair as one task vector.
 - `teachers`: what fine-tuning minimises: the next-token loss, or the distance to a `Teacher`; a `Guard` of other text.
 - `settings`: `TrainingSettings`, every choice of a run.
+- `training_stages`: `TrainingStages`, fine-tuned models in a cache, each done once.
 - `scale_fitting`: `fit_scales`, coefficients of several task vectors, learned by gradient on text; `fitted_scales` is
   what it gives, `objectives` what it makes small, `coefficients` their vector and their gradient.
 - `memory_estimate`: what a run needs, and whether it fits, before it starts.

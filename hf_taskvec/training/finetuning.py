@@ -1,7 +1,5 @@
 """`finetune`: a base and blocks of text -> a model or an adapter in a folder, resumed if it was interrupted."""
 
-import hashlib
-import json
 import shutil
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from hf_taskvec.errors import BadValueError, DivergedError, OutputError
 from hf_taskvec.filenames import CONFIG, EPOCH_VECTORS, TRAINING_RECORD, TRAINING_STATE
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
 from hf_taskvec.files.own_folder import clear, remove_folder
+from hf_taskvec.json_files import json_digest
 from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.models.trained_books import RECORDED, marked_books
@@ -206,7 +205,7 @@ def _key(*parts: Any) -> str:
 
     Never a path or a number of processes.
     """
-    return hashlib.sha256(json.dumps([SETTINGS_VERSION, *parts], sort_keys=True).encode()).hexdigest()
+    return json_digest(SETTINGS_VERSION, *parts)
 
 
 def _tidy(folder: Path, key: str, overwrite: bool) -> None:

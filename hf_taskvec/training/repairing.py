@@ -1,7 +1,5 @@
 """`repair`: an edited model trained a little on text that is to be kept; edit and repair as one task vector."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +23,7 @@ from hf_taskvec.filenames import (
 )
 from hf_taskvec.files.output_folder import check_replaceable, new_folder, unfinished
 from hf_taskvec.files.own_folder import clear
+from hf_taskvec.json_files import json_digest
 from hf_taskvec.models.trained_books import RECORDED, marked_books
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.finetuning import finetune
@@ -203,8 +202,7 @@ class _Work:
     def key(self, precision: str) -> str:
         """What decides the result: never a path or a number of processes."""
         made_of = (self.source.weights.full_digest, self.edit.fingerprint, self.blocks.digest)
-        parts = [SETTINGS_VERSION, *made_of, asdict(self.settings), precision, self.objective.key]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return json_digest(SETTINGS_VERSION, *made_of, asdict(self.settings), precision, self.objective.key)
 
     def save_vectors(self, tuned: Finetuned) -> None:
         """The repair and the whole, with all that they read: what was trained does not stay."""

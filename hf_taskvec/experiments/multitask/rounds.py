@@ -11,7 +11,6 @@ Tasks are spread over processes: task i belongs to process i modulo their number
 """
 
 import functools
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,7 @@ from hf_taskvec.experiments.multitask.task_exchange import (
     owns_task,
 )
 from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer, Weights
+from hf_taskvec.json_files import json_digest
 from hf_taskvec.merging import combine
 from hf_taskvec.merging.combining import combine_parameter, layer_count
 from hf_taskvec.merging.rule_registry import find_rule
@@ -313,7 +313,7 @@ def _folded(unit: str, terms: tuple[Term, ...], scale: float = 1.0) -> tuple[Ter
 
 def _key(*parts: Any) -> str:
     plain = [asdict(part) if isinstance(part, Merge) else part for part in parts]
-    return hashlib.sha256(json.dumps([1, *plain], sort_keys=True).encode()).hexdigest()
+    return json_digest(1, *plain)
 
 
 def _save_state(folder: Path, key: str, center: Weights, trace: Trace) -> None:

@@ -17,11 +17,10 @@ from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import Library, WrittenBook, write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
-from hf_taskvec.experiments.training_stages import json_digest
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from hf_taskvec.json_files import read_json
+from hf_taskvec.json_files import json_digest, read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.models.locations import locate

@@ -1,7 +1,6 @@
-"""Stages of an experiment: fine-tuned models in a cache, known by what made them, done once and resumed."""
+"""Stages of a longer work: fine-tuned models in a cache, known by what made them, done once and resumed."""
 
-import hashlib
-import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
+from hf_taskvec.json_files import json_digest
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.fingerprints import full_fingerprint
-from hf_taskvec.training import TrainingSettings, finetune
 from hf_taskvec.training.accelerators import resolve_precision
-from hf_taskvec.training.settings import SETTINGS_VERSION
+from hf_taskvec.training.finetuning import finetune
+from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
 
 if TYPE_CHECKING:
     import datasets
@@ -33,12 +33,18 @@ class TrainingStages:
             Saved beside each model.
         checkpoint_every (`int`, *optional*):
             Steps between checkpoints; one at the end of each epoch if not given.
+        tell (`Callable`, *optional*):
+            Is called with a line on each stage, before it is done.
+        progress (`bool`, *optional*):
+            Show progress bars; by default on a terminal only.
     """
 
     cache: Path
     force: bool = False
     tokenizer: Any = None
     checkpoint_every: int | None = None
+    tell: Callable[[str], None] | None = None
+    progress: bool | None = None
 
     def train(
         self,
@@ -72,7 +78,9 @@ class TrainingStages:
         decisive = [SETTINGS_VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
         key = json_digest(*decisive, *(["vectors"] if vectors else []))
         folder = self.cache / f"{name}-{key[:12]}"
-        print_once(f"{name}: {'done before' if folder.exists() and not self.force else 'fine-tuning'} ({folder.name})")
+        if self.tell is not None:
+            done = folder.exists() and not self.force
+            self.tell(f"{name}: {'done before' if done else 'fine-tuning'} ({folder.name})")
         finetune(
             base,
             blocks,
@@ -82,6 +90,7 @@ class TrainingStages:
             checkpoint_every=self.checkpoint_every,
             vectors=vectors,
             overwrite=self.force,
+            progress=self.progress,
         )
         processes().wait_for_everyone()
         return folder
@@ -96,17 +105,6 @@ class TrainingStages:
             TaskVector.from_adapter(folder, name=label_for(name)).apply(base, merged, overwrite=True)
         processes().wait_for_everyone()
         return merged
-
-
-def json_digest(*parts: Any) -> str:
-    """sha256 of some plain values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def print_once(text: str) -> None:
-    """Print on the main process alone."""
-    if processes().is_main_process:
-        print(text, flush=True)
 
 
 def _identity(base: "str | Path | PreTrainedModel") -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hf_taskvec.experiments.training_stages import TrainingStages
 from hf_taskvec.training import TrainingSettings
+from hf_taskvec.training.training_stages import TrainingStages
 
 
 @pytest.fixture
