@@ -37,7 +37,7 @@ from hf_taskvec.experiments.multitask.result_plots import save_plots
 from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.task_scores import merged_model_scores, single_task_scores, task_scores
 from hf_taskvec.experiments.recipe_running import print_once, run_recipe
-from hf_taskvec.experiments.results_folder import open_results_folder
+from hf_taskvec.files.results_folder import open_results_folder
 from hf_taskvec.models.loading import load_for_evaluation
 from hf_taskvec.training.training_stages import TrainingStages
 

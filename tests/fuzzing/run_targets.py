@@ -25,8 +25,8 @@ from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _di
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
-from hf_taskvec.experiments.results_folder import open_results_folder
 from hf_taskvec.filenames import AUDIT_JSON, REPAIR_RECORD, REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.files.results_folder import open_results_folder
 from hf_taskvec.models.trained_books import recorded_books
 from hf_taskvec.training.repair_record import is_repair_of, read_figures, write_repair
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
@@ -605,7 +605,7 @@ TARGETS = [
     ),
     Target(
         "results folder",
-        ("hf_taskvec.experiments.results_folder:open_results_folder",),
+        ("hf_taskvec.files.results_folder:open_results_folder",),
         "config.json",
         Json(),
         make_results,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.evaluation.texts.books import Book, Section
+from hf_taskvec.evaluation.texts.text_overlap import find_overlap, word_runs
 from hf_taskvec.experiments.book_reading import make_book, read_book, training_blocks
 from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
 from hf_taskvec.experiments.multitask.rounds import Task, check_rounds_memory
@@ -15,7 +16,6 @@ from hf_taskvec.experiments.multitask.token_accuracy import HeldOutBlocks, held_
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
-from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
 from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base

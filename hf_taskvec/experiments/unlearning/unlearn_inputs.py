@@ -12,11 +12,11 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.asking.batch_plan import tokenize_passages
 from hf_taskvec.evaluation.texts.books import Book, Role, Section
 from hf_taskvec.evaluation.texts.passages import find_passages
+from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
 from hf_taskvec.experiments.book_reading import make_book, read_book, training_blocks
 from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import Library, WrittenBook, write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
-from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
 from hf_taskvec.experiments.unlearning.memory_check import check_experiment_memory
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -80,7 +80,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
         books = tuple(read_book(path, role, config) for role, path in config.roles)
         base = smollm_folder() if config.base_model == SMOLLM else config.base_model
         tokenizer = None
-    check_books(books)
+    check_books_differ(books)
     source = open_base(base)
     inputs = _inputs(config, books, base, source.weights)
     if tokenizer is None:
@@ -115,29 +115,6 @@ def _written(texts: Library, config: UnlearnConfig) -> tuple[Book, ...]:
     roles: list[tuple[WrittenBook, Role]] = [(first, "forget"), (second, "aligned")]
     roles += [(book, "retain") for book in texts.unrelated]
     return tuple(make_book(book.text, book.name, role, config) for book, role in roles)
-
-
-def check_books(books: tuple[Book, ...]) -> None:
-    """Refuse the same text twice, or most of it, and the same name."""
-    seen: dict[str, Book] = {}
-    for book in books:
-        if book.text and book.text in seen:
-            other = seen[book.text]
-            raise BadValueError(
-                f"{other.name} ({other.role}) and {book.name} ({book.role}) are the same text: a book cannot be "
-                "forgotten and kept. Give each role a book of its own."
-            )
-        seen[book.text] = book
-    if pair := find_overlap([word_runs(book.text) for book in books]):
-        one, other = books[pair[0]], books[pair[1]]
-        raise BadValueError(
-            f"{one.name} ({one.role}) and {other.name} ({other.role}) are mostly the same text: a book cannot be "
-            "forgotten and kept. Give each role a book of its own."
-        )
-    names = [book.name for book in books]
-    for name in names:
-        if names.count(name) > 1:
-            raise BadValueError(f"two books are called {name!r}. Rename one of the files.")
 
 
 def _inputs(config: UnlearnConfig, books: tuple[Book, ...], base: Any, weights: Checkpoint) -> dict[str, str]:

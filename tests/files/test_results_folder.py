@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hf_taskvec import TaskVectorError
-from hf_taskvec.experiments.results_folder import open_results_folder
 from hf_taskvec.filenames import ADAPTER_RECORD, MODEL_RECORD, VECTOR_RECORD
+from hf_taskvec.files.results_folder import open_results_folder
 
 
 def test_a_folder_belongs_to_one_config(tmp_path: Path) -> None:

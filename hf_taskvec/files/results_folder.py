@@ -1,4 +1,4 @@
-"""The output folder of an experiment: it belongs to one config, which lies in it."""
+"""The output folder of a longer work: it belongs to one config, which lies in it."""
 
 import json
 import re

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_taskvec.experiments.text_overlap import find_overlap, word_runs
+from hf_taskvec.evaluation.texts.text_overlap import find_overlap, word_runs
 
 WORDS = [f"word{number}" for number in range(400)]
 
