@@ -16,7 +16,7 @@ from hf_taskvec.errors import BadValueError
 #: the functions of one vector, each with its options
 FUNCTIONS = {
     "compress": ("rank", "energy", "tolerance", "dtype", "exact"),
-    "filter": ("include", "exclude"),
+    "filter": ("include", "exclude", "layers", "outside"),
     "noise": ("seed",),
     "prune_rows": ("fraction", "include"),
     "scale": ("by", "default"),

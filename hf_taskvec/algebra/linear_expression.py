@@ -16,9 +16,9 @@ import torch
 
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.low_rank import Compressed, Target, compress
-from hf_taskvec.algebra.name_patterns import Pattern, listed, matching
+from hf_taskvec.algebra.name_patterns import Pattern, listed, matching, selected
 from hf_taskvec.algebra.parameter_change import ParameterChange
-from hf_taskvec.algebra.parameter_names import is_vocabulary
+from hf_taskvec.algebra.parameter_names import is_vocabulary, layer_count, layer_numbers
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.rendering import as_html, as_text
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
@@ -181,36 +181,43 @@ class LinearExpression(Mapping[str, ParameterChange]):
         self,
         include: Pattern | Iterable[Pattern] | None = None,
         exclude: Pattern | Iterable[Pattern] | None = None,
+        layers: int | Iterable[int] | None = None,
+        outside: bool = False,
     ) -> "Self":
-        """The vector restricted to some parameters.
+        """The vector restricted to some parameters: those that all of the arguments let through.
 
         Args:
             include (`str`, `re.Pattern` or an iterable of them, *optional*):
                 Glob strings or compiled regular expressions of the parameters to keep; all by default.
             exclude (`str`, `re.Pattern` or an iterable of them, *optional*):
                 Those to leave out of what is kept.
+            layers (`int` or an iterable of them, *optional*):
+                The layers to keep, such as `range(4, 8)`; all by default. Negative numbers count from the last layer
+                that the vector changes: `range(-4, 0)` is the last four.
+            outside (`bool`, *optional*, defaults to `False`):
+                With `layers`: keep what is in no layer as well (embeddings, the last norm, the head).
 
         Returns:
             `TaskVector`: The restricted vector. Nothing is read.
 
         Raises:
             `MissingNameError`: If a pattern matches no parameter.
+            `BadValueError`: If there is no such layer, or nothing is left of the layers.
 
         Example:
             >>> import torch
             >>> from hf_taskvec import TaskVector
-            >>> v = TaskVector.from_tensors({"mlp.w": torch.ones(2), "attn.w": torch.ones(2)})
-            >>> list(v.filter(include="mlp.*"))
-            ['mlp.w']
+            >>> v = TaskVector.from_tensors({name: torch.ones(2) for name in ("h.0.mlp", "h.1.mlp", "h.1.attn", "wte")})
+            >>> list(v.filter(include="*.mlp")), list(v.filter(layers=-1))
+            (['h.0.mlp', 'h.1.mlp'], ['h.1.mlp', 'h.1.attn'])
 
         """
-        kept = None if include is None else listed(include)
-        left_out = None if exclude is None else listed(exclude)
-        chosen = set(self) if kept is None else {name for pattern in kept for name in matching(pattern, self)}
-        for pattern in left_out or ():
-            chosen -= set(matching(pattern, self))
+        kept, left_out = (None if each is None else listed(each) for each in (include, exclude))
+        numbers = None if layers is None else layer_numbers(layers, layer_count(self))
+        chosen = selected(self, kept, left_out, numbers, outside)
         terms = {name: each.terms for name, each in self.items() if name in chosen}
-        return type(self)(terms, self._provenance.through("filter", include=kept, exclude=left_out))
+        described = {"include": kept, "exclude": left_out, "layers": numbers, "outside": outside or None}
+        return type(self)(terms, self._provenance.through("filter", **described))
 
     def compress(
         self,

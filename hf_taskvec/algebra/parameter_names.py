@@ -4,9 +4,11 @@ Names are canonical ones, as transformers writes them to disk.
 """
 
 import re
+from collections.abc import Iterable
+from numbers import Integral
 from typing import Literal, get_args
 
-from hf_taskvec.errors import MissingNameError, did_you_mean
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 
 #: how parameters are put into groups that have something in common, such as one coefficient
 Grouping = Literal["tensor", "layer", "kind", "vector"]
@@ -28,6 +30,37 @@ def layer_of(name: str) -> int | None:
     """
     found = _LAYER.search(name)
     return int(found[1]) if found else None
+
+
+def layer_count(names: Iterable[str]) -> int:
+    """How many layers parameters of these names reach, counted from the first.
+
+    >>> layer_count(["model.embed_tokens.weight", "model.layers.3.mlp.fc1.bias"])
+    4
+    """
+    return max((layer + 1 for name in names if (layer := layer_of(name)) is not None), default=0)
+
+
+def layer_numbers(layers: int | Iterable[int], count: int) -> list[int]:
+    """The numbers of some of `count` layers, each once and in order; negative ones count from the end.
+
+    >>> layer_numbers(range(-2, 0), 24), layer_numbers(3, 24)
+    ([22, 23], [3])
+    """
+    if isinstance(layers, str) or not isinstance(layers, Integral | Iterable):
+        raise BadValueError(f"layers={layers!r} must be a number or a range of numbers, such as range(4, 8).")
+    found = set()
+    for each in [layers] if isinstance(layers, Integral) else layers:
+        if isinstance(each, bool) or not isinstance(each, Integral):
+            raise BadValueError(f"layers={layers!r}: the number of a layer is a whole number, and {each!r} is not.")
+        number = int(each)
+        if not -count <= number < count:
+            there = f"has the layers 0 to {count - 1}; negative numbers count from the end" if count else "has no layer"
+            raise BadValueError(f"layers={layers!r}: there is no layer {number}. The vector {there}.")
+        found.add(number % count)
+    if not found:
+        raise BadValueError(f"layers={layers!r} chooses no layer. As in Python, range(4, 8) is from 4 to 7.")
+    return sorted(found)
 
 
 def part_of(name: str) -> str:

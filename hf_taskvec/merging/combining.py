@@ -2,12 +2,12 @@
 
 import numbers
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hf_taskvec.algebra.linear_expression import check_shape
-from hf_taskvec.algebra.parameter_names import layer_of
+from hf_taskvec.algebra.parameter_names import layer_count
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -115,15 +115,6 @@ def combine_parameter(
         return tuple(found.function(parameter, **options))
     coefficients = list(found.function([1.0] * count, **options))
     return tuple(parameter.sum([coefficients[change.index] for change in given]))
-
-
-def layer_count(names: Iterable[str]) -> int:
-    """How many layers parameters of these names reach, counted from the first.
-
-    >>> layer_count(["model.embed_tokens.weight", "model.layers.3.mlp.fc1.bias"])
-    4
-    """
-    return max((layer + 1 for name in names if (layer := layer_of(name)) is not None), default=0)
 
 
 def _key(rule: Rule, options: Mapping[str, Any], vectors: int) -> str:

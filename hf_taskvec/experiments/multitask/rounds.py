@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from hf_taskvec import atomic
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.expressions import label_for
+from hf_taskvec.algebra.parameter_names import layer_count
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.distributed import make_accelerator, processes
@@ -39,7 +40,7 @@ from hf_taskvec.experiments.multitask.task_exchange import (
 from hf_taskvec.experiments.multitask.task_trainer import TaskTrainer, Weights
 from hf_taskvec.json_files import json_digest
 from hf_taskvec.merging import combine
-from hf_taskvec.merging.combining import combine_parameter, layer_count
+from hf_taskvec.merging.combining import combine_parameter
 from hf_taskvec.merging.rule_registry import find_rule
 from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
