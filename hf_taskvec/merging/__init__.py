@@ -8,7 +8,7 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 
 - `combining`: `combine`, and what it checks about the vectors first
 - `linear_rules`: the rules `sum`, `mean`, `weighted`, `interpolate`, `layers` and `learned`
-- `sparse_rules`: the rules `magnitude`, `rows`, `breadcrumbs`, `dare` and `ties`
+- `sparse_rules`: the rules `magnitude`, `rows`, `breadcrumbs`, `dare`, `ties` and `negmerge`
 - `spectral_rules`: the rules `low_rank` and `tsv`
 - `projection_rules`: the rule `without`
 - `rule_registry`: what a rule is; `rule`, which registers one under its name, and `rules`, which lists them

@@ -74,7 +74,7 @@ def combine(
             if name in vector and scale != 0.0
         )
         if changes:
-            parameters.append(Parameter(name, changes, len(vectors), layers, _key(found, options, len(vectors))))
+            parameters.append(Parameter(name, changes, tuple(scales), layers, _key(found, options, len(vectors))))
     with workers() as run:  # for the rules that read at once
         merged = run(lambda parameter: tuple(found.function(parameter, **options)), parameters)
         terms = {parameter.name: each for parameter, each in zip(parameters, merged, strict=True)}
@@ -110,7 +110,7 @@ def combine_parameter(
     given = tuple(Change(n, label, 1.0, c) for n, (label, c) in enumerate(zip(labels, changes, strict=True)) if c)
     if not given:
         return ()
-    parameter = Parameter(name, given, count, layers, _key(found, options, count))
+    parameter = Parameter(name, given, (1.0,) * count, layers, _key(found, options, count))
     if not found.linear:
         return tuple(found.function(parameter, **options))
     coefficients = list(found.function([1.0] * count, **options))

@@ -55,8 +55,8 @@ class Parameter:
             The parameter's canonical name, as on disk.
         changes (`tuple[Change, ...]`):
             Of the vectors that change this parameter at all, with a weight that is not 0.
-        vectors (`int`):
-            How many vectors there are, with those that leave this parameter as it is.
+        weights (`tuple[float, ...]`):
+            Those of all vectors, also of those that leave this parameter as it is.
         layers (`int`):
             How many layers the vectors reach, counted from the first.
         key (`str`):
@@ -66,9 +66,14 @@ class Parameter:
 
     name: str
     changes: tuple[Change, ...]
-    vectors: int
+    weights: tuple[float, ...]
     layers: int
     key: str
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors there are, with those that leave this parameter as it is."""
+        return len(self.weights)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -238,6 +238,50 @@ def ties_rule(parameter: Parameter, density: Densities = 0.2, normalize: Normali
 _NO_VOTES = 1e-30
 
 
+@rule("negmerge", paper="https://arxiv.org/abs/2410.05583")
+def negmerge_rule(parameter: Parameter) -> list[Term]:
+    """The mean of the vectors where all of them have one sign, and 0 elsewhere (NegMerge): to be negated.
+
+    For forgetting, from several fine-tunes on the same text with other seeds or hyperparameters: what all of them agree
+    on is due to the text rather than to how it was trained on. The result is not negated yet: it takes
+    `-λ * combine([...], "negmerge")` to forget.
+
+    A zero has no sign and agrees with nothing, as in the authors' code: an element that one vector leaves as it is
+    stays as it is, and so does a parameter that one of them does not have. A weight (the paper has none) multiplies its
+    vector before signs are compared, so that a negative one turns them; the sum is divided by the number of vectors
+    whose weight is not 0. The others are left out and have no say.
+
+    Args:
+        parameter (`Parameter`):
+            The parameter, and what each vector changes in it.
+
+    Example:
+        >>> from hf_taskvec import combine
+        >>> a = TaskVector.from_tensors({"w": torch.tensor([1.0, -1.0, 1.0, 0.0])}, name="a")
+        >>> b = TaskVector.from_tensors({"w": torch.tensor([3.0, -2.0, -1.0, 4.0])}, name="b")
+        >>> combine([a, b], "negmerge").dense("w")
+        tensor([ 2.0000, -1.5000,  0.0000,  0.0000])
+
+    """
+    weights = [change.weight for change in parameter.changes]
+    if len(weights) < sum(weight != 0.0 for weight in parameter.weights):
+        return []
+
+    def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
+        result, *others = (tile.mul_(weight) for tile, weight in zip(tiles, weights, strict=True))
+        with borrowed(2, tuple(result.shape), result.dtype) as (smallest, largest):
+            smallest.copy_(result)
+            largest.copy_(result)
+            for tile in others:
+                result.add_(tile)
+                torch.minimum(smallest, tile, out=smallest)
+                torch.maximum(largest, tile, out=largest)
+            agreed = smallest.gt(0.0).logical_or_(largest.lt(0.0))
+            return result.mul_(agreed).div_(len(weights))  # a product, so that NaN and infinities stay to be refused
+
+    return parameter.computed(merge)
+
+
 def _cut(parameter: Parameter, share: float) -> Statistic:
     """Finds the smallest magnitude that is among the share of largest ones."""
     count = numel(parameter.shape)

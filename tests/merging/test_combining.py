@@ -190,7 +190,8 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(AssertionError, match="a tensor was read"):
                 combine(vectors, rule)
     kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
-    assert {rule for rule, kind in kinds.items() if kind is Computed} == {"breadcrumbs", "dare", "magnitude", "ties"}
+    computed = {rule for rule, kind in kinds.items() if kind is Computed}
+    assert computed == {"breadcrumbs", "dare", "magnitude", "negmerge", "ties"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 
 

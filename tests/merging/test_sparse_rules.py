@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.example_vectors import LARGE, assert_close, some_adapters, some_vectors, stacked, trimmed
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,6 +45,64 @@ def test_ties_negates_where_the_weight_is_negative() -> None:
         alone = combine([a, b], "ties", [-1.0, 0.0], density=1.0, normalize=normalize)
         for name in a:
             assert torch.equal(alone.dense(name), -a.dense(name))
+
+
+def plain_negmerge(changes: torch.Tensor, weights: list[float]) -> torch.Tensor:
+    """Kim et al. 2025: the mean where the signs add up to the number of vectors, on the weighted vectors."""
+    weighted = changes * torch.tensor(weights, dtype=torch.float64).view(-1, *[1] * (changes.ndim - 1))
+    agreed = weighted.sign().sum(0).abs() == len(weights)
+    return torch.where(agreed, weighted.mean(0), torch.zeros((), dtype=torch.float64))
+
+
+@settings(max_examples=80)
+@given(
+    st.sampled_from([(), (0,), (4, 0), (9,), (6, 5), (2, 3, 4)]),
+    st.lists(st.sampled_from(["dense", "few", "low-rank"]), min_size=2, max_size=5),
+    st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64]),
+    st.integers(0, 10_000),
+)
+def test_negmerge_is_the_plain_reference(
+    shape: tuple[int, ...], kinds: list[str], dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(kind: str) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if kind == "low-rank" and len(shape) == 2 and 0 not in shape:
+            left, right = (torch.randn(size, generator=generator) for size in ((shape[0], 2), (2, shape[1])))
+            return left.to(dtype), right.to(dtype)
+        if kind == "few":  # few numbers, so that zeros and agreement are frequent
+            return torch.randint(-1, 3, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    vectors = [TaskVector.from_tensors({"w": drawn(kind)}, name=f"v{n}") for n, kind in enumerate(kinds)]
+    weights = (torch.randint(1, 7, (len(kinds),), generator=generator) / 2 - 1.75).tolist()  # of either sign, never 0
+    for given_weights in ([1.0] * len(kinds), weights):
+        merged = combine(vectors, "negmerge", given_weights).dense("w", "float64")
+        expected = plain_negmerge(stacked(vectors, "w"), given_weights)
+        assert torch.equal(merged.sign(), expected.sign())
+        assert torch.allclose(merged, expected, rtol=1e-6, atol=0)
+
+
+def test_negmerge_keeps_what_all_fine_tunes_agree_on() -> None:
+    vectors, weights = some_vectors(shape=LARGE), [1.0, -2.0, 0.5]  # of several tiles
+    merged = combine(vectors, "negmerge", weights)
+    assert_close(merged, {name: plain_negmerge(stacked(vectors, name), weights) for name in vectors[0]})
+    kept = (merged.dense("model.layers.0.mlp.fc1.weight") != 0).double().mean().item()
+    assert kept == pytest.approx(2 / 8, abs=0.01)  # of three random signs
+    once = combine(vectors[:1] * 2, "negmerge")
+    assert all(torch.equal(once.dense(name), vectors[0].dense(name)) for name in once)
+
+
+def test_negmerge_counts_a_zero_as_disagreement() -> None:
+    """Also that of a parameter which a vector does not have; a vector of weight 0 is asked for nothing."""
+    a = TaskVector.from_tensors({"x": torch.tensor([1.0, 2.0, -0.0]), "y": torch.ones(3)}, name="a")
+    b = TaskVector.from_tensors({"x": torch.tensor([3.0, 0.0, -5.0])}, name="b")
+    merged = combine([a, b], "negmerge")
+    assert list(merged) == ["x"] and merged.dense("x").tolist() == [2.0, 0.0, 0.0]
+    alone = combine([a, b], "negmerge", [1.0, 0.0])
+    assert alone.dense("x").tolist() == [1.0, 2.0, 0.0] and alone.dense("y").tolist() == [1.0, 1.0, 1.0]
+    assert (-0.5 * merged).expression == "-0.5*combine([a, b], 'negmerge')"
+    assert merged.provenance.rules == (("negmerge", "https://arxiv.org/abs/2410.05583"),)
 
 
 @pytest.mark.parametrize("density", [0.1, [0.1, 0.5, 1.0]])
@@ -112,9 +172,11 @@ def test_dare_masks_depend_on_vector_parameter_and_seed_alone() -> None:
     assert not torch.equal(kept([a, a.named("a2")], [1.0, 0.0]), kept([a, a.named("a2")], [0.0, 1.0]))
 
 
-@pytest.mark.parametrize("rule", ["dare", "ties"])
-def test_any_rows_of_a_computed_change_are_those_of_the_whole(rule: str) -> None:
-    merged = combine(some_vectors(shape=LARGE), rule, density=0.5)
+@pytest.mark.parametrize(
+    ("rule", "options"), [("dare", {"density": 0.5}), ("ties", {"density": 0.5}), ("negmerge", {})]
+)
+def test_any_rows_of_a_computed_change_are_those_of_the_whole(rule: str, options: dict[str, float]) -> None:
+    merged = combine(some_vectors(shape=LARGE), rule, **options)
     name = "model.layers.0.mlp.fc1.weight"
     (term,) = merged[name].terms
     whole = merged.dense(name, "float64")
