@@ -10,6 +10,7 @@
 | Are features linear in the weights between two fine-tunes? | `cross_task_linearity` | `linearity` |
 | What does a model say with features that are mixed at one layer? | `stitch` | `stitching` |
 | How far is fine-tuning one gradient step? | `gradient_alignment`, `TaskVector.from_gradient` | `gradients` |
+| How much does each element matter for a text? | `gradient_importance` | `gradients` |
 | How much of an edit is left after quantisation? | `survival_by_scale`, `TaskVector.survival` | `survival` |
 | What is the loss around a model and two fine-tunes? | `loss_landscape` | `landscapes` |
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     )
     from hf_taskvec.analysis.cosines import CosineMatrix, cosine_matrix
     from hf_taskvec.analysis.edited_models import EditedModel
-    from hf_taskvec.analysis.gradients import GradientAlignment, gradient_alignment
+    from hf_taskvec.analysis.gradients import GradientAlignment, gradient_alignment, gradient_importance
     from hf_taskvec.analysis.landscapes import Landscape, loss_landscape
     from hf_taskvec.analysis.linearity import Linearity, LinearityMeasures, cross_task_linearity
     from hf_taskvec.analysis.ranks import LargeRows, StableRanks, effective_ranks, large_rows, stable_ranks
@@ -70,6 +71,7 @@ _HOMES = {
     "cross_task_linearity": "linearity",
     "effective_ranks": "ranks",
     "gradient_alignment": "gradients",
+    "gradient_importance": "gradients",
     "large_rows": "ranks",
     "loss_landscape": "landscapes",
     "recommend_scales": "recommended_scales",
@@ -102,6 +104,7 @@ __all__ = [
     "cross_task_linearity",
     "effective_ranks",
     "gradient_alignment",
+    "gradient_importance",
     "large_rows",
     "loss_landscape",
     "recommend_scales",

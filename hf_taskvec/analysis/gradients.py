@@ -1,15 +1,19 @@
-"""Task vectors and gradients (Zhou et al. 2025): one epoch of full-batch gradient descent gives `τ = −η ∇L(θ_0)`."""
+"""Task vectors and gradients (Zhou et al. 2025): one epoch of full-batch gradient descent gives `τ = −η ∇L(θ_0)`.
+
+Gradients also tell how much each parameter matters for a text.
+"""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.deltas import Dense
+from hf_taskvec.algebra.expressions import check_label
 from hf_taskvec.algebra.provenance import Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import InMemory
@@ -21,7 +25,7 @@ from hf_taskvec.analysis.cosines import check_alike
 from hf_taskvec.analysis.token_batches import batches, summed_loss
 from hf_taskvec.analysis.token_rows import Data, check_predictable, check_rows, token_rows
 from hf_taskvec.distributed import processes
-from hf_taskvec.errors import BadValueError, UnsupportedError, some
+from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean, some
 from hf_taskvec.extraction.from_any import open_vector
 from hf_taskvec.figures import Plottable
 from hf_taskvec.models.folder_contents import kind_of
@@ -69,11 +73,7 @@ def from_gradient(
     count = state.all_reduce(count)
     totals = {n: state.all_reduce(total) for n, total in totals.items()}
     changed = {n: total.cpu() / count.item() for n, total in totals.items() if bool(total.any())}
-    broken = [n for n, gradient in changed.items() if not bool(gradient.isfinite().all())]
-    if broken:
-        raise BadValueError(
-            f"{some(broken)}: the gradient is NaN or infinite. Use a wider dtype, or check the weights."
-        )
+    _check_finite(changed)
     if not changed:
         raise BadValueError("the gradient is zero everywhere, so the vector would be zero.")
     how = f"one step of full-batch gradient descent, lr={learning_rate:g}, {int(count.item())} tokens"
@@ -81,6 +81,98 @@ def from_gradient(
     origin = Origin(name, how, replace(base.record(), sha256=base.full_digest))
     terms = {n: [Term(-float(learning_rate), Dense((InMemory(gradient),)))] for n, gradient in changed.items()}
     return TaskVector(terms, Provenance.of(origin))
+
+
+#: what is averaged over rows of text
+ImportanceMeasure = Literal["absolute", "squared"]
+
+
+def gradient_importance(
+    model: torch.nn.Module,
+    data: Data,
+    *,
+    measure: ImportanceMeasure = "absolute",
+    name: str = "importance",
+    max_length: int | None = None,
+    tokenizer: Any = None,
+    progress: bool | None = None,
+) -> TaskVector:
+    """How much every element of a model's parameters matters for a text: the size of its gradient, on average.
+
+    One number, 0 or more, for each element, in the form of a task vector: it can be saved, loaded, scaled and filtered,
+    and the merging rule `importance` takes two of them, `combine([v, forget, keep], "importance")`. By itself it is no
+    change that a model should get.
+
+    Each row gives one gradient, that of its next tokens' mean loss, without dropout, so there are as many backward
+    passes as rows; rows of one token predict nothing and do not count. What is averaged over the rows is added up in
+    fp32 or better. Beside the model this takes the memory of one gradient and of the result. Under `accelerate launch`
+    the processes share the rows. The model and its `.grad` stay as they are.
+
+    Args:
+        model (`torch.nn.Module`):
+            A live causal language model; parameters that require no gradient are left out.
+        data (`datasets.Dataset`, sequences of token ids, or texts):
+            A data set needs a column `input_ids`.
+        measure (`str`, *optional*, defaults to `"absolute"`):
+            `"absolute"` averages the gradients' magnitudes, `"squared"` their squares: the diagonal of the empirical
+            Fisher information, with a row as one observation.
+        name (`str`, *optional*, defaults to `"importance"`):
+            The label in expressions, a name such as a variable has.
+        max_length (`int`, *optional*):
+            Cut rows to this many tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            For texts.
+        progress (`bool`, *optional*):
+            Show a progress bar; by default on a terminal.
+
+    Returns:
+        `TaskVector`: The importances by canonical parameter names, a tied weight once, also those that are all 0. Its
+            record names the model, but not as a base: a vector that it weighs keeps its own.
+
+    Raises:
+        `MissingNameError`: If there is no such measure.
+        `BadValueError`: If all gradients are zero or one is not finite, or the data cannot be predicted.
+        `UnsupportedError`: If the model is wrapped by PEFT, or holds fused experts.
+    """
+    if measure not in get_args(ImportanceMeasure):
+        known = get_args(ImportanceMeasure)
+        raise MissingNameError(
+            f"no measure={measure!r}.{did_you_mean(str(measure), known)} It is one of {', '.join(known)}."
+        )
+    check_label(name)
+    check_model(model)
+    rows = token_rows(data, tokenizer, max_length)
+    check_rows(rows, model)
+    check_predictable(rows)
+    rows = [row for row in rows if len(row) > 1]
+    parameters = _trained(model)
+    state = processes()
+    own = rows[state.process_index :: state.num_processes]
+    with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
+        totals = {n: torch.zeros_like(p, dtype=_wide(p), requires_grad=False) for n, p in parameters.items()}
+        for batch in progress_bar(list(batches(own, 1)), "Importance", progress):
+            loss, tokens = summed_loss(model, batch)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for total, gradient in zip(totals.values(), gradients, strict=True):
+                if gradient is not None:
+                    # Divided here and not before: the gradient of a mean would vanish in fp16 more often.
+                    mean = gradient.to(total.dtype) / tokens
+                    total += mean.abs_() if measure == "absolute" else mean.square_()
+    importances = {n: state.all_reduce(total).cpu().div_(len(rows)) for n, total in totals.items()}
+    _check_finite(importances)
+    if not any(bool(each.any()) for each in importances.values()):
+        raise BadValueError("the gradient is zero everywhere, so nothing has an importance for this text.")
+    how = f"mean {measure} gradient over {len(rows)} rows of text, at {live_checkpoint(model).record()}"
+    terms = {n: [Term(1.0, Dense((InMemory(each),)))] for n, each in importances.items()}
+    return TaskVector(terms, Provenance.of(Origin(name, how)))
+
+
+def _check_finite(gradients: Mapping[str, torch.Tensor]) -> None:
+    broken = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+    if broken:
+        raise BadValueError(
+            f"{some(broken)}: the gradient is NaN or infinite. Use a wider dtype, or check the weights."
+        )
 
 
 def _wide(parameter: torch.Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 - `sparse_rules`: the rules `magnitude`, `rows`, `breadcrumbs`, `dare`, `ties` and `negmerge`
 - `spectral_rules`: the rules `low_rank` and `tsv`
 - `projection_rules`: the rule `without`
+- `importance_rules`: the rule `importance`
 - `rule_registry`: what a rule is; `rule`, which registers one under its name, and `rules`, which lists them
 - `option_checks`: checks of the numbers that rules take as options
 - `order_statistics`: the k-th smallest magnitude of a parameter, without sorting it
@@ -19,6 +20,7 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 A new rule is one function with the decorator `rule`; nothing else needs to be changed.
 """
 
+import hf_taskvec.merging.importance_rules
 import hf_taskvec.merging.linear_rules
 import hf_taskvec.merging.projection_rules
 import hf_taskvec.merging.sparse_rules

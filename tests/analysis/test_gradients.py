@@ -1,8 +1,10 @@
-"""Gradient vectors against a plain gradient step, distributed or not; alignment against dense fp64."""
+"""Gradient vectors and importances against plain gradients, distributed or not; alignment against dense fp64."""
 
 import copy
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ from support.tiny_models import DENSE, make, tuned_copy
 from support.token_rows import rows
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import gradient_alignment
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.analysis import gradient_alignment, gradient_importance
+from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError
 
 WHOLLY_DOUBLE = ["phi", "gpt2", "gpt_neox", "opt"]
 
@@ -113,6 +115,154 @@ def test_what_has_no_gradient_is_refused() -> None:
         TaskVector.from_gradient("me/model", rows(0), 0.1)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="fused experts"):
         TaskVector.from_gradient(make("mixtral", num_experts_per_tok=2), rows(0), 0.1)
+
+
+# Importance.
+
+
+Measure = Literal["absolute", "squared"]
+MEASURES: tuple[Measure, ...] = ("absolute", "squared")
+
+
+def filled(model: torch.nn.Module, values: Iterable[torch.Tensor]) -> torch.nn.Module:
+    """A copy of the model with other parameters."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            parameter.copy_(value)
+    return model
+
+
+def plain_importance(model: torch.nn.Module, data: list[list[int]], measure: Measure) -> TaskVector:
+    """Row by row, by `backward`, and then under canonical names: the difference of two models."""
+    worker = copy.deepcopy(model)
+    sums = [torch.zeros_like(parameter) for parameter in worker.parameters()]
+    for row in data:
+        worker.zero_grad()
+        logits = worker(torch.tensor([row])).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:])).backward()
+        for total, parameter in zip(sums, worker.parameters(), strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad.abs() if measure == "absolute" else parameter.grad**2
+    return TaskVector.from_finetuned(
+        filled(model, [torch.zeros_like(total) for total in sums]), filled(model, [total / len(data) for total in sums])
+    )
+
+
+@pytest.mark.parametrize("architecture", DENSE)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_importance_is_the_mean_size_of_the_rows_gradients(architecture: str, measure: Measure) -> None:
+    model = make(architecture).double()
+    model.train()
+    first = next(iter(model.parameters()))
+    first.grad = torch.ones_like(first)
+    before = copy.deepcopy(model.state_dict())
+    expected = plain_importance(model.eval(), rows(0), measure)
+    found = gradient_importance(model.train(), rows(0), measure=measure)
+    close = {"atol": 1e-15, "rtol": 1e-9} if architecture in WHOLLY_DOUBLE else {"atol": 1e-6, "rtol": 1e-3}
+    assert set(found) >= set(expected) and len(expected) > 10
+    for name in found:
+        if name in expected:
+            torch.testing.assert_close(found.dense(name, torch.float64), expected.dense(name, torch.float64), **close)
+        else:  # a fine-tune does not tell what it left as it was
+            assert not found.dense(name).any()
+        assert found.dense(name).min() >= 0
+    # What the rule has to find an importance for: all that a fine-tune may change.
+    assert set(found) == set(TaskVector.from_finetuned(model, tuned_copy(model)))
+    assert model.training and all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert torch.equal(first.grad, torch.ones_like(first)) and sum(p.grad is not None for p in model.parameters()) == 1
+
+
+def test_a_tied_weight_has_the_importance_of_both_its_uses() -> None:
+    tied = make("gpt2").double()
+    assert tied.lm_head.weight is tied.transformer.wte.weight
+    found = gradient_importance(tied, rows(0))
+    assert "lm_head.weight" not in found
+    # Tokens that no row has are still predicted not to come: only the head gives them a gradient.
+    unused = [token for token in range(20) if all(token not in row for row in rows(0))]
+    assert unused and found.dense("transformer.wte.weight")[unused].min() > 0
+    untied = gradient_importance(make("gpt2", tie_word_embeddings=False).double(), rows(0))
+    assert "lm_head.weight" in untied and not untied.dense("transformer.wte.weight")[unused].any()
+
+
+def test_importance_is_of_rows_whatever_they_are_given_as(tmp_path: Path) -> None:
+    model, data = make("phi"), rows(0)
+    found = gradient_importance(model, data)
+    name = "model.layers.0.mlp.fc1.weight"
+    assert torch.equal(gradient_importance(model, {"input_ids": data}).dense(name), found.dense(name))
+    one_token = gradient_importance(model, [[5], *data, [3]])  # which predict nothing
+    assert torch.equal(one_token.dense(name), found.dense(name))
+    twice = gradient_importance(model, data + data)
+    torch.testing.assert_close(twice.dense(name), found.dense(name))
+    cut = gradient_importance(model, [row + [4] * 12 for row in data], max_length=3)
+    assert torch.equal(cut.dense(name), gradient_importance(model, [row[:3] for row in data]).dense(name))
+    # Gradients that point against each other add up: the full-batch gradient is smaller.
+    assert found.norm() > TaskVector.from_gradient(model, data, 1.0).norm()
+    model.lm_head.requires_grad_(False)
+    assert set(found) - set(gradient_importance(model, data)) == {"lm_head.weight", "lm_head.bias"}
+    loaded = TaskVector.load(found.save(tmp_path / "importance"))
+    assert set(loaded) == set(found) and all(torch.equal(loaded.dense(n), found.dense(n)) for n in found)
+    (origin,) = loaded.provenance.origins
+    assert origin.base is None and "mean absolute gradient over 7 rows of text, at live PhiFor" in origin.how
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_importances_of_sixteen_bits_are_added_up_in_thirty_two(measure: Measure) -> None:
+    """The square of 1e-4 is below what fp16 holds."""
+    model = make("phi", torch.float16)
+    found = gradient_importance(model, rows(0), measure=measure)
+    expected = gradient_importance(copy.deepcopy(model).double(), rows(0), measure=measure)
+    assert {source.dtype for source in found.sources} == {torch.float32}
+    tiny = 0
+    for name in expected:
+        values, exact = found.dense(name), expected.dense(name)
+        torch.testing.assert_close(values, exact, atol=2e-3 * exact.max().item(), rtol=0.02)
+        small = (exact > 1e-10) & (exact < 1e-8)
+        tiny += int(small.sum())
+        assert values[small].all()
+    assert tiny > 10 or measure == "absolute"
+
+
+def test_two_processes_share_the_rows_of_an_importance(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    call = 'gradient_importance(make("phi"), rows(0))'
+    old = 'TaskVector.from_gradient(make("phi"), rows(0), 1.0, batch_size=2)'
+    assert old in SCRIPT
+    script.write_text("from hf_taskvec.analysis import gradient_importance\n" + SCRIPT.replace(old, call))
+    assert launch.succeed(script, tmp_path / "vector", processes=2).count("processes 2") == 2
+    found, expected = TaskVector.load(tmp_path / "vector"), gradient_importance(make("phi"), rows(0))
+    assert set(found) == set(expected)
+    for name in expected:
+        torch.testing.assert_close(found.dense(name), expected.dense(name), atol=1e-7, rtol=1e-5)
+
+
+def test_what_has_no_importance_is_refused() -> None:
+    model = make("phi")
+    with pytest.raises(MissingNameError, match=r"no measure='square'. Did you mean 'squared'\? It is one of absolute"):
+        gradient_importance(model, rows(0), measure="square")  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="'a-b' cannot name a vector"):
+        gradient_importance(model, rows(0), name="a-b")
+    with pytest.raises(BadValueError, match="no next token"):
+        gradient_importance(model, [[3], [4]])
+    with pytest.raises(BadValueError, match="holds the token 20"):
+        gradient_importance(model, [[3, 20]])
+    with pytest.raises(BadValueError, match="needs a live model, not str"):
+        gradient_importance("me/model", rows(0))  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="requires a gradient"):
+        gradient_importance(make("phi").requires_grad_(False), rows(0))
+    with pytest.raises(UnsupportedError, match="fused experts"):
+        gradient_importance(make("mixtral", num_experts_per_tok=2), rows(0))
+    with torch.no_grad():
+        model.lm_head.bias.fill_(float("nan"))
+    with pytest.raises(BadValueError, match="the gradient is NaN"):
+        gradient_importance(model, rows(0))
+    sure = make("phi", vocab_size=20)
+    with torch.no_grad():
+        sure.lm_head.weight.zero_()
+        sure.lm_head.bias.copy_(torch.eye(20)[5] * 1e9)  # always token 5, with a probability of 1
+    sure.requires_grad_(False).lm_head.bias.requires_grad_(True)
+    with pytest.raises(BadValueError, match="zero everywhere"):
+        gradient_importance(sure, [[5, 5, 5]])
 
 
 # Alignment.

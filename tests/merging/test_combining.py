@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.example_vectors import OPTIONS, some_adapters, some_vectors, trimmed
+from support.example_vectors import OPTIONS, some_adapters, some_vectors, suited, trimmed
 from support.tiny_models import DTYPES, TinyModels, added, make, tensors, tuned_copy
 
 from hf_taskvec import TaskVector, combine, rules
@@ -30,15 +30,18 @@ def test_negative_weights_negate(rule: str) -> None:
     """All weights with the other sign give the other sign, exactly; a weight of 0 leaves a vector out."""
     vectors = some_vectors(2)
     options = OPTIONS.get(rule, {})
+
+    def by_rule(weights: list[float]) -> TaskVector:
+        taken, given = suited(rule, vectors, weights)
+        return combine(taken, rule, given, **options)
+
     for weights in ([1.0, 0.5], [1.0, -0.5]):
-        merged = combine(vectors, rule, weights, **options)
-        negated = combine(vectors, rule, [-w for w in weights], **options)
+        merged, negated = by_rule(weights), by_rule([-w for w in weights])
         assert merged.norm() > 0
         for name in merged:
             assert torch.equal(negated.dense(name), -merged.dense(name)), name
-    without = combine(vectors, rule, [1.0, 0.0], **options)
-    assert without.cosine(vectors[0]) > 0.1
-    assert combine(vectors, rule, [-1.0, 0.0], **options).cosine(vectors[0]) < -0.1
+    assert by_rule([1.0, 0.0]).cosine(vectors[0]) > 0.1
+    assert by_rule([-1.0, 0.0]).cosine(vectors[0]) < -0.1
 
 
 @pytest.mark.parametrize("rule", sorted(rules()))
@@ -52,7 +55,8 @@ def test_a_merged_vector_is_the_same_streamed_live_and_saved(
     for seed in (1, 2):
         tuned_copy(base, seed=seed).save_pretrained(tmp_path / f"tuned{seed}")
         vectors.append(TaskVector.from_finetuned(tmp_path / "base", tmp_path / f"tuned{seed}"))
-    merged = combine(vectors, rule, [1.0, -0.5], **OPTIONS.get(rule, {}))
+    taken, weights = suited(rule, vectors, [1.0, -0.5])
+    merged = combine(taken, rule, weights, **OPTIONS.get(rule, {}))
     merged.apply(tmp_path / "base", tmp_path / "out", scale=0.7, threads=2)
     merged.save(tmp_path / "vector")
     loaded = TaskVector.load(tmp_path / "vector")
@@ -108,10 +112,13 @@ def test_the_expression_merges_again(rule: str, weights: list[float] | None) -> 
     """To the last bit, also where two vectors had one name."""
     from hf_taskvec.publishing.notation import evaluate_expression
 
-    a, b = (vector.named("v") for vector in some_vectors(2))
+    taken, weights = suited(rule, some_vectors(2), weights)
     options = OPTIONS.get(rule, {}) | ({"normalize": "weight"} if rule == "ties" else {})
-    merged = combine([a, b], rule, weights, **options)
-    again = evaluate_expression(merged.expression, {"v": a, "v_2": b.named("v_2")})
+    merged = combine([vector.named("v") for vector in taken], rule, weights, **options)
+    names = ["v", "v_2", "v_3"][: len(taken)]
+    again = evaluate_expression(
+        merged.expression, {name: vector.named(name) for name, vector in zip(names, taken, strict=True)}
+    )
     assert set(again) == set(merged) and again.expression == merged.expression
     for name in merged:
         one, other = (vector.dense(name, "float64") for vector in (merged, again))
@@ -174,6 +181,7 @@ def test_a_merge_of_adapters_is_exported_as_an_adapter(tmp_path: Path) -> None:
 
 def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = some_vectors()
+    taken = {rule: suited(rule, vectors)[0] for rule in rules()}
 
     def refuse(*_: object) -> torch.Tensor:
         raise AssertionError("a tensor was read")
@@ -182,7 +190,7 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr("hf_taskvec.algebra.sources.InMemory.read", refuse)
         # Which rows `rows` keeps and what `without` subtracts must be known at once, as their docstrings tell.
         merged = {
-            rule: combine(vectors, rule, **OPTIONS.get(rule, {}))
+            rule: combine(taken[rule], rule, **OPTIONS.get(rule, {}))
             for rule in rules()
             if rule not in ("rows", "without", "interpolate")
         }
@@ -191,7 +199,7 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
                 combine(vectors, rule)
     kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
     computed = {rule for rule, kind in kinds.items() if kind is Computed}
-    assert computed == {"breadcrumbs", "dare", "magnitude", "negmerge", "ties"}
+    assert computed == {"breadcrumbs", "dare", "importance", "magnitude", "negmerge", "ties"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 
 
@@ -389,7 +397,7 @@ def test_what_is_not_finite_is_refused_by_name() -> None:
             if rule == "rows":
                 continue  # of MLPs alone
             with pytest.raises(BadValueError, match="w: the weights contain NaN"):
-                combine([good, bad], rule, **OPTIONS.get(rule, {})).dense("w")
+                combine(suited(rule, [good, bad])[0], rule, **OPTIONS.get(rule, {})).dense("w")
 
 
 def test_a_computed_vector_cannot_be_a_reference(models: TinyModels, tmp_path: Path) -> None:

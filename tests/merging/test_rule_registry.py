@@ -12,7 +12,7 @@ def test_rules_are_listed_with_what_a_card_needs() -> None:
     assert list(found) == sorted(found)
     assert {"sum", "mean", "weighted", "interpolate", "layers"} <= found.keys()
     assert {"magnitude", "rows", "ties", "dare", "breadcrumbs", "negmerge"} <= found.keys()
-    assert {"low_rank", "tsv", "without"} <= found.keys()
+    assert {"low_rank", "tsv", "without", "importance"} <= found.keys()
     assert found["ties"].paper == "https://arxiv.org/abs/2306.01708"
     assert found["ties"].options["density"] == 0.2
     assert all(each.summary.endswith(".") and "\n" not in each.summary for each in found.values())

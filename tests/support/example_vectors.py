@@ -41,6 +41,17 @@ def some_adapters(count: int = 3, rank: int = 4) -> list[TaskVector]:
     ]
 
 
+def suited(
+    rule: str, vectors: list[TaskVector], weights: list[float] | None = None
+) -> tuple[list[TaskVector], list[float] | None]:
+    """Vectors and weights as a rule takes them: for `importance` the first vector beside two importances."""
+    if rule != "importance":
+        return vectors, weights
+    sizes = [{name: vector.dense(name).abs() for name in vector} for vector in vectors[:2]]
+    importances = [TaskVector.from_tensors(size, name=f"i{number}") for number, size in enumerate(sizes)]
+    return [vectors[0], *importances], None if weights is None else [weights[0], 1.0, abs(weights[1])]
+
+
 def stacked(vectors: list[TaskVector], name: str) -> torch.Tensor:
     return torch.stack([vector.dense(name, "float64") for vector in vectors])
 
