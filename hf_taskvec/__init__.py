@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
     from hf_taskvec.errors import TaskVectorError
     from hf_taskvec.extraction.from_any import open_vector
+    from hf_taskvec.forgetting import Forgotten, forget
     from hf_taskvec.merging import combine, rules
 
 _HOMES = {
+    "Forgotten": "forgetting",
     "TaskVector": "algebra.task_vector",
     "TaskVectorError": "errors",
     "combine": "merging",
+    "forget": "forgetting",
     "open_vector": "extraction.from_any",
     "rules": "merging",
 }
 
-__all__ = ["TaskVector", "TaskVectorError", "__version__", "combine", "open_vector", "rules"]
+__all__ = ["Forgotten", "TaskVector", "TaskVectorError", "__version__", "combine", "forget", "open_vector", "rules"]
 
 __getattr__ = lazy_names(__name__, _HOMES)
 

@@ -28,6 +28,8 @@ REPAIR_STARTED = "repair-started.json"
 REPAIRED_MODEL = "model"
 REPAIRED_VECTOR = "vector"
 REPAIR_VECTOR = "repair"
+#: the record of a book that `forget` took out of a model
+FORGOTTEN_RECORD = "forgotten.json"
 #: the model card, of a folder and of a repository on the Hub
 MODEL_CARD = "README.md"
 #: the sha256 of the card as it was written, which tells whether somebody has changed it since

@@ -14,6 +14,7 @@ from hf_taskvec.filenames import (
     AUDIT_JSON,
     AUDIT_MARKDOWN,
     AUDIT_PLOTS,
+    FORGOTTEN_RECORD,
     MODEL_RECORD,
     REPORT_JSON,
     REPORT_MARKDOWN,
@@ -24,9 +25,9 @@ from hf_taskvec.files.output_folder import check_replaceable, remove_output
 from hf_taskvec.json_files import read_json
 
 SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
-# What the recipes write beside it. Trained stages are none of it: they are known by what made them.
+# What is written beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
-    *(REPORT_JSON, REPORT_MARKDOWN, AUDIT_JSON, AUDIT_MARKDOWN),
+    *(REPORT_JSON, REPORT_MARKDOWN, AUDIT_JSON, AUDIT_MARKDOWN, FORGOTTEN_RECORD),
     *(f"{plot}.{kind}" for plot in (*REPORT_PLOTS, *AUDIT_PLOTS) for kind in ("png", "svg")),
 )
 _STORED = re.compile(r"[0-9a-f]{32}\.json")  # an evaluation store's files, in the folder `store`

@@ -1,0 +1,237 @@
+"""The kinds of edits that a search tries: each proposes edits, one after another, from what the last one did.
+
+What an edit must reach is told by the verdict. What a kind knows is how to get nearer: a negation that leaves the book
+known has to be stronger, one that goes beyond never seen weaker, and what it cost the kept books has to be repaired.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.evaluation.scoring.criteria import Criteria
+from hf_taskvec.evaluation.scoring.scale_choice import Candidate
+from hf_taskvec.forgetting.negation_strength import chance_level, strength_for
+from hf_taskvec.json_files import json_digest
+from hf_taskvec.training.objectives import ForgetObjective
+from hf_taskvec.training.repairing import repair
+from hf_taskvec.training.scale_fitting import fit_scales
+from hf_taskvec.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    import datasets
+
+EditKind = Literal["negate", "project", "learned", "repair"]
+EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
+
+# How much of the kept books' own vectors is added where some are given.
+_ADDED_BACK = 0.5
+# A repair brings back a part of what was negated, so it starts beyond the strength at which nothing is known.
+_BEYOND_CHANCE = 1.25
+# The next try, where one forgot too little, too much, or cost the kept books too much.
+_STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
+
+
+@dataclass(frozen=True)
+class ForgetCase:
+    """What a search for an edit starts from.
+
+    Args:
+        address (`str` or `Path`):
+            The model that knows the book: a folder or a Hub id.
+        model (`PreTrainedModel`):
+            The same, live.
+        vector (`TaskVector`):
+            Of the book to forget.
+        keep_vectors (`Mapping[str, TaskVector]`):
+            Of books to keep, by name; there may be none.
+        forget_blocks (`datasets.Dataset`):
+            Packed blocks of the book to forget.
+        keep_blocks (`datasets.Dataset`):
+            Packed blocks of the text to keep.
+        never_seen (`float`):
+            The loss on the first blocks of the book to forget, per token, of a model that never saw it.
+        criteria (`Criteria`):
+            What forgotten and kept mean.
+        repairing (`TrainingSettings`):
+            How a repair is trained.
+        repairs (`Path`):
+            The folder of all repairs, each known by what made it.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Saved beside what is made.
+        progress (`bool`, *optional*):
+            Show progress bars; by default on a terminal only.
+    """
+
+    address: str | Path
+    model: Any
+    vector: TaskVector
+    keep_vectors: Mapping[str, TaskVector]
+    forget_blocks: "datasets.Dataset"
+    keep_blocks: "datasets.Dataset"
+    never_seen: float
+    criteria: Criteria
+    repairing: TrainingSettings
+    repairs: Path
+    tokenizer: Any = None
+    progress: bool | None = None
+
+    def negation(self, strength: float) -> TaskVector:
+        """The book's vector, negated."""
+        return -strength * self.vector
+
+    def projected(self, strength: float) -> TaskVector:
+        """The book's vector without what it shares with the kept ones, negated, and some of these added back."""
+        kept = list(self.keep_vectors.values())
+        added = sum(kept[1:], start=kept[0])
+        return -strength * self.vector.without(kept) + _ADDED_BACK * added
+
+    @property
+    def start_of_repair(self) -> Callable[[float], TaskVector]:
+        """The edit that is repaired, by its strength: as gentle to the kept books as what is given allows."""
+        return self.projected if self.keep_vectors else self.negation
+
+
+@dataclass(frozen=True)
+class TriedEdit:
+    """An edit of a search, and what it took.
+
+    Args:
+        name (`str`):
+            What the report calls it.
+        kind (`str`):
+            Of what kind it is.
+        vector (`TaskVector`):
+            The whole change.
+        strength (`float`, *optional*):
+            How often the book's vector was subtracted.
+        epochs (`int`, *optional*):
+            How often a repair read the kept text.
+        steps (`int`):
+            Steps of an optimiser.
+        tokens (`int`):
+            Tokens that were trained on.
+        seconds (`float`):
+            How long that takes.
+    """
+
+    name: str
+    kind: EditKind
+    vector: TaskVector
+    strength: float | None = None
+    epochs: int | None = None
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+#: from the case, the last edit of this kind and what it reached (`None` at first) to the next; `None`: there is none
+Proposal = Callable[[ForgetCase, TriedEdit | None, Candidate | None], TriedEdit | None]
+
+
+def check_kinds(kinds: object, keep_vectors: Mapping[str, TaskVector]) -> tuple[EditKind, ...]:
+    """The kinds that a caller names, refused if there is no such kind or one lacks what it needs."""
+    given = [kinds] if isinstance(kinds, str) else list(kinds)  # type: ignore[call-overload]
+    for kind in given:
+        if kind not in EDIT_KINDS:
+            hint = did_you_mean(str(kind), EDIT_KINDS)
+            raise MissingNameError(f"no kind of edit {kind!r}.{hint} Use some of {', '.join(EDIT_KINDS)}.")
+    if not given:
+        raise BadValueError(f"no kind of edit is to be tried: name some of {', '.join(EDIT_KINDS)}.")
+    if "project" in given and not keep_vectors:
+        raise BadValueError("the kind 'project' takes the kept books' own vectors away: give keep_vectors.")
+    return tuple(dict.fromkeys(given))
+
+
+def negate(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
+    """The plain negation at which the book's loss is that of never having seen it. There is only one."""
+    if last is not None:
+        return None
+    strength = strength_for(case.model, case.negation, case.forget_blocks, case.never_seen, progress=case.progress)
+    return TriedEdit(f"{-strength:.3g}*forget", "negate", case.negation(strength), strength)
+
+
+def project(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
+    """The same without what the book shares with the kept ones, and with some of these added back."""
+    if last is not None:
+        return None
+    strength = strength_for(case.model, case.projected, case.forget_blocks, case.never_seen, progress=case.progress)
+    name = f"{-strength:.3g}*forget⟂ + {_ADDED_BACK:g}*kept"
+    return TriedEdit(name, "project", case.projected(strength), strength)
+
+
+def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
+    """One coefficient for each tensor of each vector, learned by gradient until the book's loss is as never seen."""
+    if last is not None:
+        return None
+    objective = ForgetObjective(case.forget_blocks, case.keep_blocks, target=case.never_seen)
+    vectors = {"forget": case.vector, **case.keep_vectors}
+    fit = fit_scales(case.model, vectors, objective, seed=case.repairing.seed, progress=case.progress)
+    return TriedEdit(
+        "learned coefficients", "learned", fit.vector, steps=len(fit.losses), seconds=round(fit.seconds, 1)
+    )
+
+
+def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
+    """A negation beyond what is left of the book, then a short fine-tune on the kept text."""
+    if last is None or last.strength is None or last.epochs is None or reached is None:
+        chance = chance_level(case.model)
+        found = strength_for(case.model, case.start_of_repair, case.forget_blocks, chance, progress=case.progress)
+        strength, epochs = _BEYOND_CHANCE * found, case.repairing.epochs
+    else:
+        strength, epochs = next_try(reached, case.criteria, last.strength, last.epochs)
+        if (strength, epochs) == (last.strength, last.epochs):
+            return None
+    strength = float(f"{strength:.3g}")  # so that the name tells all of it
+    settings = replace(case.repairing, epochs=epochs)
+    edit = case.start_of_repair(strength)
+    key = json_digest(edit.fingerprint, vars(settings), case.keep_blocks["input_ids"])
+    done = repair(
+        case.address,
+        edit,
+        case.keep_blocks,
+        settings,
+        case.repairs / f"repair-{key[:12]}",
+        tokenizer=case.tokenizer,
+        progress=case.progress,
+    )
+    start = "forget⟂" if case.keep_vectors else "forget"
+    name = f"{-strength:g}*{start}, repaired ({epochs} epoch{'s' if epochs > 1 else ''})"
+    return TriedEdit(name, "repair", done.vector, strength, epochs, done.steps, done.tokens, done.seconds)
+
+
+def next_try(reached: Candidate, criteria: Criteria, strength: float, epochs: int) -> tuple[float, int]:
+    """The strength and the epochs to try next; the same again if nothing says where to go.
+
+    Args:
+        reached (`Candidate`):
+            What the last try reached on the half of the passages that chooses.
+        criteria (`Criteria`):
+            What was to be reached.
+        strength (`float`):
+            Of the last try's negation.
+        epochs (`int`):
+            Of its repair.
+
+    Returns:
+        `tuple[float, int]`: The next ones.
+    """
+    relative = list(reached.relative.values())
+    apart = reached.membership or 0.0
+    if any(value < criteria.low for value in relative) or apart > criteria.membership:
+        strength *= _STRONGER
+    elif any(value > criteria.high for value in relative) or apart < -criteria.membership:
+        strength *= _WEAKER
+    if reached.worst_retain > criteria.retain_bound:
+        epochs = max(epochs + 1, round(_LONGER * epochs))
+    return strength, epochs
+
+
+PROPOSALS: dict[EditKind, Proposal] = {
+    "negate": negate,
+    "project": project,
+    "learned": learned,
+    "repair": repaired,
+}

@@ -1,0 +1,91 @@
+"""The search for an edit: kinds in the order of what they cost, each tried until one of its edits qualifies."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+from hf_taskvec.evaluation.scoring.scale_choice import Candidate
+from hf_taskvec.forgetting.edit_kinds import PROPOSALS, EditKind, ForgetCase, TriedEdit
+from hf_taskvec.progress import progress_line
+
+
+@dataclass(frozen=True)
+class EditSearch:
+    """What a search has tried, and the report that compares all of it.
+
+    Args:
+        tried (`tuple` of `TriedEdit`):
+            In the order in which they were tried.
+        report (`UnlearningReport`):
+            Of all of them, with the choice and the verdict.
+    """
+
+    tried: tuple[TriedEdit, ...]
+    report: UnlearningReport
+
+    @property
+    def chosen(self) -> TriedEdit | None:
+        """The edit that was chosen, if one was."""
+        return self._named(None if self.report.choice is None else self.report.choice.scale)
+
+    @property
+    def judged(self) -> TriedEdit | None:
+        """The edit that the verdict is on: the chosen one, or else the nearest."""
+        return self._named(None if self.report.choice is None else self.report.choice.judged)
+
+    def _named(self, number: float | None) -> TriedEdit | None:
+        name = self.report.names.short(number) if number else None
+        return next((edit for edit in self.tried if edit.name == name), None)
+
+
+def search_edits(
+    case: ForgetCase,
+    kinds: Sequence[EditKind],
+    evaluate: Callable[[Mapping[str, TaskVector]], UnlearningReport],
+    *,
+    rounds: int = 3,
+) -> EditSearch:
+    """Try edits until one qualifies on the half of the passages that chooses.
+
+    Args:
+        case (`ForgetCase`):
+            What the edits are made from.
+        kinds (`Sequence[str]`):
+            Which, the cheapest first: those after one that qualifies are not tried.
+        evaluate (`Callable`):
+            From all edits so far, by name, to the report that compares them: `sweep` with a store, so that nothing is
+            asked twice.
+        rounds (`int`, *optional*, defaults to 3):
+            How many edits of one kind are tried at most.
+
+    Returns:
+        `EditSearch`: All that was tried.
+
+    Raises:
+        `BadValueError`: If there is no round to try in.
+    """
+    if rounds < 1:
+        raise BadValueError(f"rounds={rounds} must be at least 1.")
+    tried: list[TriedEdit] = []
+    report: UnlearningReport | None = None
+    for kind in kinds:
+        last, reached = None, None
+        for number in range(rounds):
+            progress_line(f"edit {len(tried) + 1}: {kind}{f', try {number + 1}' if number else ''}", case.progress)
+            last = PROPOSALS[kind](case, last, reached)
+            if last is None or any(edit.name == last.name for edit in tried):
+                break
+            tried.append(last)
+            report = evaluate({edit.name: edit.vector for edit in tried})
+            reached = _candidate(report, last.name)
+            if report.choice is not None and report.choice.scale:
+                return EditSearch(tuple(tried), report)
+    assert report is not None  # each kind proposes at least one edit
+    return EditSearch(tuple(tried), report)
+
+
+def _candidate(report: UnlearningReport, name: str) -> Candidate | None:
+    found = report.choice.candidates if report.choice is not None else ()
+    return next((each for each in found if report.names.short(each.scale) == name), None)
