@@ -220,7 +220,7 @@ class EditsInTurn:
 
 
 def check_edits_fit(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool) -> None:
-    """Refuse vectors that cannot be put on a model, before it is asked for anything; it is as before afterwards.
+    """Refuse vectors that cannot be put on a model, before it is asked for anything; the model is not touched.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`):
@@ -234,8 +234,10 @@ def check_edits_fit(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool
         `MismatchError`: If a vector does not fit the model.
         `UnsupportedError`: If it cannot be attached.
     """
+    from hf_taskvec.application.to_live_model import check_editable
+
     for name, vector in vectors.items():
         try:
-            vector.edit(model, 0.0, merge=merge).restore()
+            check_editable(vector, model, merge)
         except (MismatchError, UnsupportedError) as error:
             raise type(error)(f"{name}: {error}") from None
