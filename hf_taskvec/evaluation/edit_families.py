@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
 from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.reporting.report_parts import EditInfo
+from hf_taskvec.evaluation.scoring.edit_names import UNTOUCHED
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
@@ -173,6 +174,8 @@ def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] 
     for name in names:
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST:
             raise BadValueError(f"{name!r} cannot be the name of an edit: give a text of 1 to {_LONGEST} characters.")
+        if name == UNTOUCHED:
+            raise BadValueError(f"{name!r} is what the report calls the model without an edit. Take another name.")
         if names.count(name) > 1:
             raise BadValueError(f"two edits are called {name!r}. Give each a name: {{'name': vector, ...}}")
     found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in named]
