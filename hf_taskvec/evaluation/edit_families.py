@@ -170,7 +170,22 @@ def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] 
     if wrong is not None:
         raise BadValueError(f"several edits are compared as task vectors, not as a {type(wrong).__name__}.")
     named = list(change.items()) if isinstance(change, Mapping) else [(str(v.expression), v) for v in change]
-    names = [name for name, _ in named]
+    check_edit_names([name for name, _ in named])
+    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in named]
+    found.sort(key=lambda each: each[0].distance)
+    return tuple(info for info, _ in found), [vector for _, vector in found]
+
+
+def check_edit_names(names: Sequence[str]) -> None:
+    """Refuse names that a report could not call edits by.
+
+    Args:
+        names (`Sequence[str]`):
+            Those of all edits that are compared.
+
+    Raises:
+        `BadValueError`: If one is empty, too long or that of the untouched model, or two are the same.
+    """
     for name in names:
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST:
             raise BadValueError(f"{name!r} cannot be the name of an edit: give a text of 1 to {_LONGEST} characters.")
@@ -178,9 +193,6 @@ def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] 
             raise BadValueError(f"{name!r} is what the report calls the model without an edit. Take another name.")
         if names.count(name) > 1:
             raise BadValueError(f"two edits are called {name!r}. Give each a name: {{'name': vector, ...}}")
-    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in named]
-    found.sort(key=lambda each: each[0].distance)
-    return tuple(info for info, _ in found), [vector for _, vector in found]
 
 
 def _vectors(change: Any) -> list[Any]:
