@@ -147,15 +147,15 @@ def _formula(coefficients: Mapping[str, float]) -> str:
     return text.replace("+ -", "- ")
 
 
-def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] | None":
-    """The edits of a mapping or a list, the gentlest first; `None` if `change` is neither.
+def named_edits(change: Any) -> "dict[str, TaskVector] | None":
+    """The edits of a mapping or a list, by name; `None` if `change` is neither. No tensor is read.
 
     Args:
         change (`Mapping[str, TaskVector]`, `Sequence[TaskVector]` or anything else):
             What a sweep was given.
 
     Returns:
-        `tuple`: What the report says of each edit, and the vectors, in the same order.
+        `dict[str, TaskVector]`: Those of a list by their expressions.
 
     Raises:
         `BadValueError`: If there are none, one is no vector, or two have the same name.
@@ -171,7 +171,17 @@ def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] 
         raise BadValueError(f"several edits are compared as task vectors, not as a {type(wrong).__name__}.")
     named = list(change.items()) if isinstance(change, Mapping) else [(str(v.expression), v) for v in change]
     check_edit_names([name for name, _ in named])
-    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in named]
+    return dict(named)
+
+
+def gentlest_first(edits: "Mapping[str, TaskVector]") -> "tuple[tuple[EditInfo, ...], list[TaskVector]]":
+    """What the report says of each edit, and the vectors, in the same order: by how far they move the weights.
+
+    Args:
+        edits (`Mapping[str, TaskVector]`):
+            By name. They are read, each once.
+    """
+    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in edits.items()]
     found.sort(key=lambda each: each[0].distance)
     return tuple(info for info, _ in found), [vector for _, vector in found]
 

@@ -196,6 +196,17 @@ def test_senseless_lists_are_refused_before_any_work(case, edits):
         swept({"other": TaskVector.from_tensors({"no.such.weight": torch.ones(3)})})
 
 
+def test_no_vector_is_read_before_all_edits_fit(case, edits, monkeypatch):
+    tokenizer, books, model, _, _ = case
+    read = []
+    norm = TaskVector.norm
+    monkeypatch.setattr(TaskVector, "norm", lambda vector: (read.append(vector.expression), norm(vector))[1])
+    other = TaskVector.from_tensors({"no.such.weight": torch.ones(3)})
+    with pytest.raises(MismatchError, match="the edit 'other'"):
+        sweep(model, {**edits, "other": other}, None, books, SHORT, tokenizer=tokenizer, **FAST)
+    assert read == []
+
+
 def test_an_unknown_edit_is_named(report):
     with pytest.raises(MissingNameError, match="gentle"):
         report[0].score("lamps", "gentel")
