@@ -36,13 +36,7 @@ class AttachedEdit(Edit):
     """
 
     def __init__(self, vector: TaskVector, model: torch.nn.Module) -> None:
-        weights = live_weights(model)
-        check_fits_live(vector, model, weights)
-        layers: dict[torch.nn.Module, list[tuple[str, str]]] = {}
-        for name in vector:
-            _check_attachable(name, vector[name].terms, weights[name])
-            for layer, kind in weights[name].owners:
-                layers.setdefault(layer, []).append((kind, name))
+        layers = attachable_layers(vector, model)
         self._scales = RowScales()
         changes = [LayerChange(layer, parameters, vector, self._scales) for layer, parameters in layers.items()]
         super().__init__(vector, model)
@@ -93,6 +87,30 @@ class AttachedEdit(Edit):
             "an attached edit does not change the weights, so there is nothing to keep: saving the model would lose "
             "it. Use vector.edit(model).keep() to merge it, or vector.to_adapter(output)."
         )
+
+
+def attachable_layers(vector: TaskVector, model: torch.nn.Module) -> dict[torch.nn.Module, list[tuple[str, str]]]:
+    """The layers of a model that a vector changes: of each, kind (`"weight"` or `"bias"`) and name of its parameters.
+
+    Args:
+        vector (`TaskVector`):
+            What is to be attached; its tensors are not read.
+        model (`torch.nn.Module`):
+            The model.
+
+    Raises:
+        `MismatchError`: If the vector does not fit the model.
+        `UnsupportedError`: If a change cannot be attached.
+
+    """
+    weights = live_weights(model)
+    check_fits_live(vector, model, weights)
+    layers: dict[torch.nn.Module, list[tuple[str, str]]] = {}
+    for name in vector:
+        _check_attachable(name, vector[name].terms, weights[name])
+        for layer, kind in weights[name].owners:
+            layers.setdefault(layer, []).append((kind, name))
+    return layers
 
 
 def _attached(change: LayerChange) -> RemovableHandle | ReplacedForward:

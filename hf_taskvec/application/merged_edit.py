@@ -34,11 +34,7 @@ class MergedEdit(Edit):
     """
 
     def __init__(self, vector: TaskVector, model: torch.nn.Module, original: str | Path | None = None) -> None:
-        weights = live_weights(model)
-        check_fits_live(vector, model, weights)
-        for name in vector:
-            _check_writable(weights[name])
-        self._weights = {name: weights[name] for name in vector}
+        self._weights = mergeable_weights(vector, model)
         stored = open_checkpoint(original) if original is not None else None
         self._originals: dict[str, Source] = {
             name: weight.original() if stored is None else _same(stored, name, weight)
@@ -102,6 +98,27 @@ class MergedEdit(Edit):
 
     def _keep(self) -> None:
         self._originals.clear()
+
+
+def mergeable_weights(vector: TaskVector, model: torch.nn.Module) -> dict[str, LiveWeight]:
+    """The weights of a model that a vector changes, by their canonical names; none is copied.
+
+    Args:
+        vector (`TaskVector`):
+            What is to be merged.
+        model (`torch.nn.Module`):
+            The model.
+
+    Raises:
+        `MismatchError`: If the vector does not fit the model.
+        `UnsupportedError`: If a change cannot be merged into one of them.
+
+    """
+    weights = live_weights(model)
+    check_fits_live(vector, model, weights)
+    for name in vector:
+        _check_writable(weights[name])
+    return {name: weights[name] for name in vector}
 
 
 def _check_writable(weight: LiveWeight) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.application.attached_edit import AttachedEdit
+from hf_taskvec.application.attached_edit import AttachedEdit, attachable_layers
 from hf_taskvec.application.live_edit import Edit
-from hf_taskvec.application.merged_edit import MergedEdit
+from hf_taskvec.application.merged_edit import MergedEdit, mergeable_weights
 from hf_taskvec.errors import BadValueError, UnsupportedError
 
 
@@ -25,6 +25,41 @@ def edit(
     original: str | Path | None = None,
 ) -> Edit:
     """See `TaskVector.edit`."""
+    _check_model(model)
+    if not merge and original is not None:
+        raise BadValueError("original= is for merged edits: an attached edit does not touch the weights.")
+    new: Edit = MergedEdit(vector, model, original) if merge else AttachedEdit(vector, model)
+    try:
+        new.set_scale(scale)
+    except BaseException:
+        new.restore()
+        raise
+    return new
+
+
+def check_editable(vector: TaskVector, model: torch.nn.Module, merge: bool = True) -> None:
+    """Refuse what `edit` refuses, from names, shapes and kinds alone: no weight is copied, and no layer touched.
+
+    Args:
+        vector (`TaskVector`):
+            What is to be put on the model.
+        model (`torch.nn.Module`):
+            The model.
+        merge (`bool`, *optional*, defaults to `True`):
+            As for `TaskVector.edit`.
+
+    Raises:
+        `MismatchError`: If the vector does not fit the model.
+        `UnsupportedError`: If the model cannot be edited in this way.
+    """
+    _check_model(model)
+    if merge:
+        mergeable_weights(vector, model)
+    else:
+        attachable_layers(vector, model)
+
+
+def _check_model(model: torch.nn.Module) -> None:
     if not isinstance(model, torch.nn.Module):
         raise BadValueError("edit() changes a live model. To write a checkpoint use apply(base, output=...).")
     if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule"):
@@ -37,15 +72,6 @@ def edit(
             "the model was compiled in place, with model.compile(), on which edits are not tested. Edit it before it "
             "is compiled, or load it again."
         )
-    if not merge and original is not None:
-        raise BadValueError("original= is for merged edits: an attached edit does not touch the weights.")
-    new: Edit = MergedEdit(vector, model, original) if merge else AttachedEdit(vector, model)
-    try:
-        new.set_scale(scale)
-    except BaseException:
-        new.restore()
-        raise
-    return new
 
 
 @contextmanager

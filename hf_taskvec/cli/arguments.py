@@ -82,9 +82,7 @@ def chosen_scale(scale: float | None, report_folder: Path | None) -> "tuple[floa
     if scale is not None:
         return scale, report
     if report.edits:
-        chosen = report.choice.scale if report.choice is not None else None
-        name = f" of {report.names.phrase(chosen)}" if chosen else ""
-        raise BadValueError(f"the report compares whole edits, not λ. Give the vector{name} as it is, with --scale 1.")
+        raise BadValueError(f"the report compares whole edits, not λ. {_way_to_edit(report)}")
     if report.choice is None or report.choice.scale is None:
         reason = report.choice.reason if report.choice is not None else "no book is marked as one to forget"
         raise BadValueError(f"the report chose no λ ({reason}). Choose one yourself with --scale.")
@@ -93,6 +91,19 @@ def chosen_scale(scale: float | None, report_folder: Path | None) -> "tuple[floa
             f"the report chose λ=0, the model as it is: {report.choice.reason}. To edit it all the same, pass --scale."
         )
     return report.choice.scale, report
+
+
+def _way_to_edit(report: "UnlearningReport") -> str:
+    """How to get the edit that a report of named edits chose."""
+    chosen = report.choice.scale if report.choice is not None else None
+    if not chosen:
+        told = "chose the untouched model" if chosen == 0 else "chose none of them"
+        return f"It {told}. To edit all the same, make a vector of one with `taskvec combine`, and pass --scale 1."
+    made = report.edits[int(chosen) - 1].expression
+    return (
+        f'Make a vector of {report.names.phrase(chosen)}, which it chose, with `taskvec combine "{made}" NAME=PATH …`, '
+        "and give that with --scale 1."
+    )
 
 
 def parse_scales(text: str) -> list[float]:

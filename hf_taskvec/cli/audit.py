@@ -141,7 +141,7 @@ def audit_command(
     if reference == OWN_BASE:
         if found is None:
             raise BadValueError(f"{vector} is a model, which has no record of its base. Name it: --reference FOLDER.")
-        never_saw = own_base(vector, found)
+        never_saw = own_base([vector], found)
     for each in (model, never_saw):
         kind_of(each, token=token)  # is it there? Before one of them is loaded
     if dry_run:

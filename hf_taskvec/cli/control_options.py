@@ -20,7 +20,7 @@ ControlVectorOption = Annotated[
 
 
 def control_paths(
-    controls: bool, given: Sequence[str] | None, books: "Sequence[Book]", scales: Sequence[float]
+    controls: bool, given: Sequence[str] | None, books: "Sequence[Book]", scales: Sequence[float] | None
 ) -> dict[str, str]:
     """Where the vectors of other books lie, by the books' names. What allows no controls is refused."""
     from hf_taskvec.evaluation.controls import check_control_books
@@ -29,6 +29,11 @@ def control_paths(
         if given:
             raise BadValueError(f"--control-vector {given[0]} counts for --controls only. Give that as well.")
         return {}
+    if scales is None:
+        raise BadValueError(
+            "--controls stand beside one vector, not beside --edit and --grid. Make a vector of the edit that you "
+            "take, with `taskvec combine`, and sweep that with --scales 0,1 --controls."
+        )
     found: dict[str, str] = {}
     for each in given or ():
         book, _, path = each.partition("=")

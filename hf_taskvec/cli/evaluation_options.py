@@ -1,7 +1,7 @@
 """What `eval`, `sweep` and `audit` share: the books, the protocol and the models."""
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,7 @@ ModelDtypeOption = Annotated[str, typer.Option("--dtype", help="What the model c
 BlockWordsOption = Annotated[
     int, typer.Option("--block-words", metavar="WORDS", min=10, help="Held out together, about.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the split, the intervals and the choice.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of split, intervals and choice.")]
 
 #: what is typed for the vector's own base
 OWN_BASE = "base"
@@ -99,11 +99,11 @@ def load_reference(where: str | None, name: str | None, dtype: str, token: str |
     return {name or (Path(where).resolve().name if is_folder(where) else where): load_model(where, dtype, token)[0]}
 
 
-def own_base(where: str, vector: "TaskVector") -> str:
-    """Where the base of a vector lies: on the Hub, here, or beside the vector's own folder."""
+def own_base(where: Iterable[str], vector: "TaskVector") -> str:
+    """Where the base of a vector lies: on the Hub, here, or beside one of the folders that it was read from."""
     from hf_taskvec.models.recorded_base import find_base
 
-    return find_base(vector.provenance, (Path(), Path(where).parent))
+    return find_base(vector.provenance, (Path(), *(Path(each).parent for each in where)))
 
 
 def evaluation_dry_run(

@@ -35,10 +35,12 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     if not processes().is_main_process:
         return
     values: dict[str, Any] = {"output": None if output is None else str(output), "protocol": report.protocol.id}
+    if report.edits:
+        values["edits"] = [{"scale": scale, "name": report.names.short(scale)} for scale in report.scales]
     lines: list[str | TextTable] = [_scores(report)]
     choice = report.choice if chosen else None
     if chosen:
-        values |= _choice_values(choice)
+        values |= _choice_values(report, choice)
         values["controls"] = None if report.controls is None else report.controls.to_dict()
     if choice is not None:
         if choice.verdict is not None:
@@ -62,10 +64,13 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     CommandResult(values, lines).show(as_json)
 
 
-def _choice_values(choice: "Choice | None") -> dict[str, Any]:
+def _choice_values(report: "UnlearningReport", choice: "Choice | None") -> dict[str, Any]:
     if choice is None:
         return {"scale": None, "reason": None}
+    called = {None: None} | {scale: report.names.short(scale) for scale in report.scales}
+    names = {"edit": called.get(choice.scale), "nearest_edit": called.get(choice.nearest)} if report.edits else {}
     return {
+        **names,
         "scale": choice.scale,
         "nearest": choice.nearest,
         "reason": choice.reason,
@@ -86,7 +91,7 @@ def _controls(table: "ControlTable") -> list[str | TextTable]:
 
 
 def _scores(report: "UnlearningReport") -> TextTable:
-    rows = []
+    columns = []
     for book in report.books:
         for split in ("seen", "held_out"):
             wanted = (book.name, split, "rouge_l")
@@ -94,9 +99,12 @@ def _scores(report: "UnlearningReport") -> TextTable:
             cells += [s.value.value for s in report.reference_scores if (s.book, s.split, s.metric) == wanted]
             if cells:
                 name = f"{book.name} ({book.role}, {split.replace('_', ' ')})"
-                rows.append((name, *(f"{value:.3f}" for value in cells)))
+                columns.append((name, *(f"{value:.3f}" for value in cells)))
     heads = [*map(_head_of(report), report.scales), *(info.name for info in report.references)]
-    return TextTable("Rouge-L", ["book", *heads], rows)
+    if report.edits:  # their names are long: they stand below each other
+        turned = list(zip(heads, *(cells for _, *cells in columns), strict=True))
+        return TextTable("Rouge-L", ["edit", *(name for name, *_ in columns)], turned)
+    return TextTable("Rouge-L", ["book", *heads], columns)
 
 
 def _head_of(report: "UnlearningReport") -> Callable[[float], str]:

@@ -1,4 +1,4 @@
-"""`taskvec sweep`: a model with a vector at many λ."""
+"""`taskvec sweep`: a model with a vector at many λ, or with one whole edit after another."""
 
 from typing import Annotated
 
@@ -8,12 +8,8 @@ from hf_taskvec.cli.arguments import (
     DebugOption,
     DryRunOption,
     JsonOption,
-    ModelArgument,
     OutputOption,
     TokenOption,
-    VectorArgument,
-    load_vector,
-    parse_scales,
 )
 from hf_taskvec.cli.control_options import ControlsOption, ControlVectorOption, control_paths, control_vectors
 from hf_taskvec.cli.criteria_options import (
@@ -26,6 +22,14 @@ from hf_taskvec.cli.criteria_options import (
     MetricOption,
     RetainBoundOption,
     chosen_criteria,
+)
+from hf_taskvec.cli.edit_options import (
+    EditsOption,
+    GridsOption,
+    ScalesOption,
+    SweptArgument,
+    VectorsOption,
+    swept_change,
 )
 from hf_taskvec.cli.evaluation_options import (
     OWN_BASE,
@@ -53,8 +57,7 @@ from hf_taskvec.cli.report_answer import show_report
 
 
 def sweep_command(
-    vector: VectorArgument,
-    model: ModelArgument,
+    given: SweptArgument,
     output: OutputOption,
     forget: ForgetOption = None,
     retain: RetainOption = None,
@@ -62,11 +65,14 @@ def sweep_command(
     unseen: UnseenOption = None,
     reference: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="That never saw the books: `base` is the vector's own."),
+        typer.Option(metavar="MODEL", help="Never saw the books; `base`: the vector's own."),
     ] = None,
     all_seen: AllSeenOption = False,
     held_out: HeldOutOption = None,
-    scales: Annotated[str, typer.Option(help="λ: a list, or start:stop:step.")] = "0:-1:-0.2",
+    scales: ScalesOption = None,
+    vectors: VectorsOption = None,
+    edits: EditsOption = None,
+    grids: GridsOption = None,
     attach: Annotated[bool, typer.Option("--attach", help="Low rank: beside the weights, all λ in one batch.")] = False,
     controls: ControlsOption = False,
     control_vector: ControlVectorOption = None,
@@ -89,13 +95,15 @@ def sweep_command(
     debug: DebugOption = False,
     token: TokenOption = None,
 ) -> None:
-    """Measure MODEL + λ·VECTOR at many λ, and choose one.
+    """Measure MODEL + λ·VECTOR at many λ, or with whole edits, and choose one.
 
     taskvec sweep hp1 me/books-model --forget hp1.txt --retain pp.txt --reference base -o report
+
+    taskvec sweep me/books-model --vector hp1=hp1 --vector pp=pp --edit "-0.9*hp1 + 0.5*pp" …
     """
     from hf_taskvec.evaluation.scoring.metrics import METRICS
 
-    amounts = parse_scales(scales)
+    swept = swept_change(given, scales, vectors, edits, grids)
     criteria = chosen_criteria(
         metric,
         low=low,
@@ -114,25 +122,30 @@ def sweep_command(
         seed=seed,
     )
     settings = chosen_protocol(protocol, fields)
-    paths = control_paths(controls, control_vector, books, amounts)
-    found = load_vector(vector, token=token)
+    paths = control_paths(controls, control_vector, books, swept.scales)
+    by_name = swept.load(token)
+    first, *further = by_name.values()
+    found = sum(further, start=first)  # what all of them are made from
+    named = swept.edits(by_name) if swept.scales is None else {}
     others = control_vectors(paths, found, token)
-    never_saw = own_base(vector, found) if reference == OWN_BASE else reference
+    never_saw = own_base(swept.paths.values(), found) if reference == OWN_BASE else reference
     if dry_run:
-        sizes = {vector: found.nbytes} | {path: others[book].nbytes for book, path in paths.items()}
+        sizes = {path: by_name[name].nbytes for name, path in swept.paths.items()}
+        sizes |= {path: others[book].nbytes for book, path in paths.items()}
         more = f"for the controls the seen passages are asked {2 + len(others)} more times, at one λ"
         notes = [more] if controls else []
-        return evaluation_dry_run(model, sizes, never_saw, output, token, notes).show(json)
+        notes += [f"{len(named)} edits are compared: {'; '.join(named)}"] if named else []
+        return evaluation_dry_run(swept.model, sizes, never_saw, output, token, notes).show(json)
     from hf_taskvec.evaluation import sweep, with_controls
     from hf_taskvec.evaluation.controls import check_control_vectors
 
-    loaded, tokenizer = load_model(model, dtype, token)
+    loaded, tokenizer = load_model(swept.model, dtype, token)
     check_control_vectors(loaded, others, merge=not attach)
     never = load_reference(never_saw, OWN_BASE if reference == OWN_BASE else None, dtype, token)
     report = sweep(
         loaded,
-        found,
-        amounts,
+        named or found,
+        swept.scales,
         books,
         settings,
         tokenizer=tokenizer,

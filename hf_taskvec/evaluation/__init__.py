@@ -6,9 +6,9 @@
    plots and HTML. `rouge_l`, `Choice`, `UnlearningReport`.
 
 `sweeping.py` does all three: `sweep(model, vector, scales, books)`, or `sweep(model, edits, None, books)` to compare
-whole edits, such as those of `edit_grid`; `controls.py` asks whether it was this vector that
-forgot this book: `run_controls(model, vector, scale, books)`, or `with_controls(report, model, vector, books)` after a
-sweep. Imports point from there down to the texts, never back.
+whole edits, such as those of `edit_grid`. `compare_seeds` and `edit_table` put the reports of several seeds together.
+`controls.py` asks whether it was this vector that forgot this book: `run_controls(model, vector, scale, books)`, or
+`with_controls(report, model, vector, books)` after a sweep. Imports point from there down to the texts, never back.
 The harness takes a model and something that sets λ; how an edit works it does not know.
 
 The public names are listed here and imported when first used: `import hf_taskvec.evaluation` costs no torch.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.controls import run_controls, with_controls
     from hf_taskvec.evaluation.edit_families import edit_grid, edit_line, edit_simplex
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
+    from hf_taskvec.evaluation.reporting.edit_table import EditTable, edit_table
     from hf_taskvec.evaluation.reporting.seed_summary import (
         MethodComparison,
         SeedSummary,
@@ -53,6 +54,7 @@ _HOMES = {
     "Choice": "scoring.scale_choice",
     "ControlTable": "reporting.control_table",
     "Criteria": "scoring.criteria",
+    "EditTable": "reporting.edit_table",
     "Judgement": "reporting.theory_verdict",
     "LeakReport": "texts.leaks",
     "MethodComparison": "reporting.seed_summary",
@@ -69,6 +71,7 @@ _HOMES = {
     "edit_grid": "edit_families",
     "edit_line": "edit_families",
     "edit_simplex": "edit_families",
+    "edit_table": "reporting.edit_table",
     "load_book": "texts.books",
     "protocols": "texts",
     "rouge_l": "scoring.rouge",
@@ -83,6 +86,7 @@ __all__ = [
     "Choice",
     "ControlTable",
     "Criteria",
+    "EditTable",
     "Judgement",
     "LeakReport",
     "MethodComparison",
@@ -99,6 +103,7 @@ __all__ = [
     "edit_grid",
     "edit_line",
     "edit_simplex",
+    "edit_table",
     "load_book",
     "protocols",
     "rouge_l",

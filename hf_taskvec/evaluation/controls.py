@@ -300,7 +300,7 @@ def check_control_vectors(model: Any, others: "Mapping[str, TaskVector]", *, mer
 
     Args:
         model (`PreTrainedModel` or `PeftModel`):
-            The model; it is as before afterwards.
+            The model; it is not touched.
         others (`Mapping[str, TaskVector]`):
             The vectors, by the books' names.
         merge (`bool`, *optional*, defaults to `True`):

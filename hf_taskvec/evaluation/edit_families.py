@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.errors import BadValueError, MismatchError, UnsupportedError, some
 from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.reporting.report_parts import EditInfo
+from hf_taskvec.evaluation.scoring.edit_names import UNTOUCHED
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
@@ -146,15 +147,15 @@ def _formula(coefficients: Mapping[str, float]) -> str:
     return text.replace("+ -", "- ")
 
 
-def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] | None":
-    """The edits of a mapping or a list, the gentlest first; `None` if `change` is neither.
+def named_edits(change: Any) -> "dict[str, TaskVector] | None":
+    """The edits of a mapping or a list, by name; `None` if `change` is neither. No tensor is read.
 
     Args:
         change (`Mapping[str, TaskVector]`, `Sequence[TaskVector]` or anything else):
             What a sweep was given.
 
     Returns:
-        `tuple`: What the report says of each edit, and the vectors, in the same order.
+        `dict[str, TaskVector]`: Those of a list by their expressions.
 
     Raises:
         `BadValueError`: If there are none, one is no vector, or two have the same name.
@@ -169,15 +170,39 @@ def listed_edits(change: Any) -> "tuple[tuple[EditInfo, ...], list[TaskVector]] 
     if wrong is not None:
         raise BadValueError(f"several edits are compared as task vectors, not as a {type(wrong).__name__}.")
     named = list(change.items()) if isinstance(change, Mapping) else [(str(v.expression), v) for v in change]
-    names = [name for name, _ in named]
+    check_edit_names([name for name, _ in named])
+    return dict(named)
+
+
+def gentlest_first(edits: "Mapping[str, TaskVector]") -> "tuple[tuple[EditInfo, ...], list[TaskVector]]":
+    """What the report says of each edit, and the vectors, in the same order: by how far they move the weights.
+
+    Args:
+        edits (`Mapping[str, TaskVector]`):
+            By name. They are read, each once.
+    """
+    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in edits.items()]
+    found.sort(key=lambda each: each[0].distance)
+    return tuple(info for info, _ in found), [vector for _, vector in found]
+
+
+def check_edit_names(names: Sequence[str]) -> None:
+    """Refuse names that a report could not call edits by.
+
+    Args:
+        names (`Sequence[str]`):
+            Those of all edits that are compared.
+
+    Raises:
+        `BadValueError`: If one is empty, too long or that of the untouched model, or two are the same.
+    """
     for name in names:
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST:
             raise BadValueError(f"{name!r} cannot be the name of an edit: give a text of 1 to {_LONGEST} characters.")
+        if name == UNTOUCHED:
+            raise BadValueError(f"{name!r} is what the report calls the model without an edit. Take another name.")
         if names.count(name) > 1:
             raise BadValueError(f"two edits are called {name!r}. Give each a name: {{'name': vector, ...}}")
-    found = [(EditInfo(name, str(v.expression), v.fingerprint, v.norm()), v) for name, v in named]
-    found.sort(key=lambda each: each[0].distance)
-    return tuple(info for info, _ in found), [vector for _, vector in found]
 
 
 def _vectors(change: Any) -> list[Any]:
@@ -220,7 +245,7 @@ class EditsInTurn:
 
 
 def check_edits_fit(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool) -> None:
-    """Refuse vectors that cannot be put on a model, before it is asked for anything; it is as before afterwards.
+    """Refuse vectors that cannot be put on a model, before it is asked for anything; the model is not touched.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`):
@@ -234,8 +259,10 @@ def check_edits_fit(model: Any, vectors: "Mapping[str, TaskVector]", merge: bool
         `MismatchError`: If a vector does not fit the model.
         `UnsupportedError`: If it cannot be attached.
     """
+    from hf_taskvec.application.to_live_model import check_editable
+
     for name, vector in vectors.items():
         try:
-            vector.edit(model, 0.0, merge=merge).restore()
+            check_editable(vector, model, merge)
         except (MismatchError, UnsupportedError) as error:
             raise type(error)(f"{name}: {error}") from None

@@ -14,7 +14,7 @@ from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
 from hf_taskvec.distributed import make_accelerator, processes
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.evaluation.edit_families import EditsInTurn, check_edits_fit, listed_edits
+from hf_taskvec.evaluation.edit_families import EditsInTurn, check_edits_fit, gentlest_first, named_edits
 from hf_taskvec.evaluation.reporting import summary
 from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
 from hf_taskvec.evaluation.reporting.report_parts import (
@@ -158,13 +158,13 @@ def sweep(
     state = processes()
     protocol = protocols.get(protocol)
     books = (books,) if isinstance(books, Book) else tuple(books)
-    edits, vectors = listed_edits(change) or ((), [])
-    scales = _checked_scales(scales, len(edits))
+    named = named_edits(change) or {}
+    scales = _checked_scales(scales, len(named))
     draws = Draws(resamples, level, permutations, seed)
     criteria = _checked_criteria(criteria, own_metrics, likelihood)
     others = named_references(reference)
-    if edits:
-        check_edits_fit(model, {f"the edit {e.name!r}": v for e, v in zip(edits, vectors, strict=True)}, merge)
+    if named:
+        check_edits_fit(model, {f"the edit {name!r}": vector for name, vector in named.items()}, merge)
     else:
         _check_change(change, model, merge)
     _check_books(books)
@@ -187,6 +187,7 @@ def sweep(
         likelihood=likelihood,
         progress=progress,
     )
+    edits, vectors = gentlest_first(named)
     scaled: Any = EditsInTurn(model, vectors, merge) if edits else change
     with _on_model(scaled, model, merge) as edit:
         fingerprint = edit.fingerprint

@@ -1,6 +1,7 @@
 """Sweeps over whole edits: each on its own beside the others, by name, the gentlest first."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from hf_taskvec.evaluation import (
     edit_grid,
     edit_line,
     edit_simplex,
+    edit_table,
     protocols,
     sweep,
 )
+from hf_taskvec.evaluation.reporting.rechoosing import verdicts_by_scale
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=12)
 FAST = {"resamples": 200, "permutations": 200}
@@ -82,6 +85,11 @@ def test_a_report_of_edits_is_read_back_and_chosen_anew(report):
     assert UnlearningReport.from_dict(content).names.noun == "λ"
     with pytest.raises(CorruptFileError, match="1 edits"):
         UnlearningReport.from_dict(found.to_dict() | {"edits": found.to_dict()["edits"][:1]})
+    for name in ("strong", "untouched"):
+        twice = found.to_dict()
+        twice["edits"][0]["name"] = name
+        with pytest.raises(CorruptFileError, match="have one name"):
+            UnlearningReport.from_dict(twice)
 
 
 def test_an_edit_is_asked_once_whatever_list_it_is_in(case, edits, report):
@@ -91,6 +99,44 @@ def test_an_edit_is_asked_once_whatever_list_it_is_in(case, edits, report):
     again = sweep(model, [edits["gentle"]], None, books, SHORT, tokenizer=tokenizer, **store)
     assert again.timing.generated == 0 and [edit.name for edit in again.edits] == ["-0.5*forget"]
     assert again.score("lamps", "-0.5*forget").value == found.score("lamps", "gentle").value
+
+
+def test_every_edit_gets_the_verdict_that_it_has_as_the_judged_one(case, edits, report):
+    tokenizer, books, model, _, base = case
+    found, where = report
+    verdicts = verdicts_by_scale(found)
+    assert set(verdicts) == {0.0, 1.0, 2.0} and verdicts[found.choice.judged] == found.choice.verdict
+    other = next(number for number in (1.0, 2.0) if number != found.choice.judged)
+    name = found.names.short(other)
+    options = {"tokenizer": tokenizer, "reference": base, "store": where / "store", **FAST}
+    alone = sweep(model, {name: edits[name]}, None, books, SHORT, **options)
+    assert alone.choice.judged == 1.0 and verdicts[other] == alone.choice.verdict
+    assert verdicts[other] != found.choice.verdict
+    assert verdicts_by_scale(replace(found, passages=())) == {}
+
+
+def test_a_table_over_seeds_has_the_reports_own_numbers(report):
+    lenient = Criteria(metrics=("loss",), low=0.01, high=100, membership=1, retain_bound=1)
+    found = report[0].rechoose(lenient)
+    table = edit_table({0: found, 1: replace(found, model="another")})
+    assert [row.name for row in table.rows] == ["untouched", "gentle", "strong"]
+    verdicts = verdicts_by_scale(found)
+    for row, candidate in zip(table.rows, found.choice.candidates, strict=True):
+        assert {metric: each.value.value for metric, each in row.relative.items()} == candidate.relative
+        assert row.membership.value.low == row.membership.value.high == candidate.membership
+        assert row.qualifies == ((0, 1) if candidate.qualifies else ())
+        assert row.passes == ((0, 1) if verdicts[candidate.scale].passed else ())
+    assert [row.passes for row in table.rows] == [(), (0, 1), (0, 1)]  # so both kinds are there
+    assert "no passages" not in table.to_markdown()
+
+
+def test_the_distance_of_an_edit_is_found_by_its_number(report):
+    found, _ = report
+    assert [found.distance(number) for number in found.scales] == [0.0, *(edit.distance for edit in found.edits)]
+    with pytest.raises(BadValueError, match="no edit of number 3: it has 2"):
+        found.distance(3.0)
+    with pytest.raises(BadValueError, match="it has 0 named edits"):
+        replace(found, edits=()).distance(1.0)
 
 
 def test_reports_of_edits_and_of_lambda_share_a_table(case, report):
@@ -144,8 +190,21 @@ def test_senseless_lists_are_refused_before_any_work(case, edits):
         swept([edits["strong"], edits["strong"]])
     with pytest.raises(BadValueError, match="cannot be the name"):
         swept({" ": edits["strong"]})
+    with pytest.raises(BadValueError, match="'untouched' is what the report calls"):
+        swept({"untouched": edits["strong"]})
     with pytest.raises(MismatchError, match="the edit 'other'"):
         swept({"other": TaskVector.from_tensors({"no.such.weight": torch.ones(3)})})
+
+
+def test_no_vector_is_read_before_all_edits_fit(case, edits, monkeypatch):
+    tokenizer, books, model, _, _ = case
+    read = []
+    norm = TaskVector.norm
+    monkeypatch.setattr(TaskVector, "norm", lambda vector: (read.append(vector.expression), norm(vector))[1])
+    other = TaskVector.from_tensors({"no.such.weight": torch.ones(3)})
+    with pytest.raises(MismatchError, match="the edit 'other'"):
+        sweep(model, {**edits, "other": other}, None, books, SHORT, tokenizer=tokenizer, **FAST)
+    assert read == []
 
 
 def test_an_unknown_edit_is_named(report):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.made_reports import made_report
+from support.made_reports import made_report, made_report_of_edits
 
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.evaluation import Criteria, UnlearningReport, compare_methods, compare_seeds, protocols
@@ -170,6 +170,50 @@ def test_what_is_no_pair_or_not_alike_is_refused() -> None:
     with pytest.raises(MismatchError, match="full was judged by"):
         strict = {20: made_report(20, criteria=Criteria(retain_bound=0.3))}
         compare_methods({20: reports[20]}, strict, names=("full", "LoRA"))
+
+
+GENTLE, STRONG = "-0.5*forget", "-0.9*forget + 0.5*keep"
+
+
+def by_name(strong: float = 3.0) -> dict[int, UnlearningReport]:
+    """Two seeds that judge the same edit, which is the second by size in one and the first in the other."""
+    return {
+        20: made_report_of_edits(20, {GENTLE: 2.0, STRONG: strong}, STRONG),
+        21: made_report_of_edits(21, {GENTLE: 2.0, STRONG: 1.5}, STRONG, chosen=False),
+    }
+
+
+def test_edits_are_known_by_their_names_and_have_no_mean_number() -> None:
+    found = compare_seeds(by_name())
+    assert [(row.scale, row.edit, row.distance) for row in found.rows] == [(2.0, STRONG, 3.0), (1.0, STRONG, 1.5)]
+    lines = [[cell.strip() for cell in line.split("|")[1:4]] for line in found.to_markdown().splitlines()]
+    name = r"-0.9\*forget + 0.5\*keep"
+    assert lines[0][:2] == ["seed", "edit"] and lines[4][:2] == ["mean over seeds", "–"]
+    assert [line[:2] for line in lines[2:4]] == [["20", name], ["21", f"{name} (nearest)"]]
+    assert "λ" not in found.to_markdown()
+
+
+def test_a_seed_of_edits_and_one_of_lambda_are_no_experiment() -> None:
+    with pytest.raises(MismatchError, match="seed 20 is of named edits, that of seed 22 of λ: they are two"):
+        compare_seeds({**by_name(), 22: made_report(22)})
+
+
+def test_methods_of_edits_are_compared_by_how_far_they_move_the_weights() -> None:
+    found = compare_methods(by_name(), by_name(strong=4.0), names=("one", "other"))
+    moved = next(test for test in found.tests if test.what == "how far the edit moves the weights")
+    assert (moved.first, moved.second) == ({20: 3.0, 21: 1.5}, {20: 4.0, 21: 1.5})
+    assert not any("λ" in test.what for test in found.tests) and len(found.tests) == 6
+
+
+def test_a_method_of_edits_beside_one_of_lambda_leaves_the_sizes_out_and_says_so() -> None:
+    plain = {seed: made_report(seed) for seed in (20, 21)}
+    found = compare_methods(by_name(), plain, names=("edits", "λ alone"))
+    assert [test.what for test in found.tests] == [
+        *(f"how far R is from 1, {name}" for name in PRIMARY),
+        "what the worst retained book lost",
+    ]
+    assert "the sizes of the edits are not compared" in found.to_markdown()
+    assert "not compared" not in compare_methods(plain, plain).to_markdown()
 
 
 def test_names_from_a_strange_report_cannot_break_the_table() -> None:

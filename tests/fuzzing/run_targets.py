@@ -95,7 +95,7 @@ def expected_report(document: Any, folder: Path) -> Any:
     """The very document, if each of its values is of the declared type."""
     document = _reread(_loaded(document) if isinstance(document, bytes) else document)
     known = {"schema", "version", *(field.name for field in fields(UnlearningReport))}
-    document = {"theory": None, **_typed(document, dict)}
+    document = {"theory": None, "edits": [], **_typed(document, dict)}  # reports from before have neither
     found = {key: value for key, value in document.items() if key in known}
     for key, kind in typing.get_type_hints(UnlearningReport).items():
         found[key] = conforming(kind, document.get(key), key)

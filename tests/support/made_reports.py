@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from hf_taskvec.evaluation import Criteria, UnlearningReport, protocols
-from hf_taskvec.evaluation.reporting.report_parts import BookInfo, Score, Settings, Timing
+from hf_taskvec.evaluation.reporting.report_parts import BookInfo, EditInfo, Score, Settings, Timing
 from hf_taskvec.evaluation.scoring.drop_tests import LossTest
 from hf_taskvec.evaluation.scoring.metrics import METRICS, PRIMARY
-from hf_taskvec.evaluation.scoring.scale_choice import Choice, NeverSeen
+from hf_taskvec.evaluation.scoring.scale_choice import Candidate, Choice, NeverSeen
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.scoring.verdict import (
     MembershipVerdict,
@@ -109,6 +112,47 @@ def made_report(
         settings=Settings(seed, 100, 0.95, 100, 8, 1, "", False),
         versions={},
         timing=Timing(1.0, 1.0, 1, 0, 1.0, 1, 0),
+    )
+
+
+def made_report_of_edits(
+    seed: int,
+    distances: Mapping[str, float],
+    judged: str,
+    *,
+    chosen: bool = True,
+    relative: Mapping[str, float | None] | None = None,
+    **more: float,
+) -> UnlearningReport:
+    """A report of named edits of these distances; `relative` is R of each by every metric, 1 if it is not named."""
+    ordered = sorted(distances, key=lambda name: distances[name])
+    number = float(ordered.index(judged) + 1)
+    plain = made_report(seed, scale=number if chosen else None, nearest=None if chosen else number, **more)
+    assert plain.choice is not None
+    given = [0.0, *((relative or {}).get(name, 1.0) for name in ordered)]
+    candidates = tuple(_candidate(float(place), value) for place, value in enumerate(given))
+    return replace(
+        plain,
+        scales=tuple(candidate.scale for candidate in candidates),
+        scores=(),
+        choice=replace(plain.choice, candidates=candidates),
+        edits=tuple(EditInfo(name, name, f"{name}-{seed}", distances[name]) for name in ordered),
+    )
+
+
+def _candidate(scale: float, relative: float | None) -> Candidate:
+    good = relative is not None and 0.8 <= relative <= 1.2
+    return Candidate(
+        scale=scale,
+        forget=0.5,
+        target=0.5,
+        relative={} if relative is None else dict.fromkeys(PRIMARY, relative),
+        retained=dict.fromkeys(PRIMARY, 0.01 * scale),
+        membership=0.3 - 0.1 * scale,
+        forgets=good,
+        worst_retain=0.01 * scale,
+        shortfall=0.0 if good else 0.5,
+        qualifies=good,
     )
 
 

@@ -11,7 +11,7 @@ from hf_taskvec.evaluation.scoring.drop_tests import loss_tests
 from hf_taskvec.evaluation.scoring.edit_names import EditNames
 from hf_taskvec.evaluation.scoring.scale_choice import Choice, NeverSeen, choose
 from hf_taskvec.evaluation.scoring.statistics import Draws, auc_interval
-from hf_taskvec.evaluation.scoring.verdict import BookColumns, Half, MembershipColumns
+from hf_taskvec.evaluation.scoring.verdict import BookColumns, Half, MembershipColumns, Verdict, judge
 from hf_taskvec.evaluation.texts.books import SPLITS, Split
 
 # A model that never saw a text does not continue it like this on average.
@@ -74,6 +74,37 @@ def choose_scale(
         draws,
     )
     return replace(found, tests=tests)
+
+
+def judge_scales(
+    values: PassageValues,
+    books: Sequence[BookInfo],
+    criteria: Criteria,
+    draws: Draws,
+    *,
+    score_factor: float = 1.0,
+) -> dict[float, Verdict]:
+    """The verdict on every λ, from the half of the passages that does not choose; empty without a forget book.
+
+    Args:
+        values (`PassageValues`):
+            All that was measured.
+        books (`Sequence[BookInfo]`):
+            With their roles.
+        criteria (`Criteria`):
+            What forgotten and kept mean.
+        draws (`Draws`):
+            As for `choose_scale`.
+        score_factor (`float`, *optional*, defaults to 1):
+            As for `choose_scale`.
+    """
+    forget = [b.name for b in books if b.role == "forget"]
+    scaled = criteria.in_units(score_factor)
+    judging = _half(values, books, forget, scaled, _halves(values, books, draws.seed)[1])
+    if not forget or _smallest(judging) == 0:
+        return {}
+    infos = {info.name: info for info in values.infos}
+    return {scale: judge(scale, judging, scaled, infos, draws) for scale in values.scales}
 
 
 def _halves(values: PassageValues, books: Sequence[BookInfo], seed: int) -> tuple[_Ids, _Ids]:

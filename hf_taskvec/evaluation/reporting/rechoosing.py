@@ -1,14 +1,15 @@
-"""A report's λ chosen and judged anew by other criteria: the model is not asked again."""
+"""A report's λ chosen anew by other criteria, or every λ judged as the chosen one: the model is not asked again."""
 
 from dataclasses import replace
 
 from hf_taskvec.errors import BadValueError, CorruptFileError
-from hf_taskvec.evaluation.reporting.passage_halves import choose_scale
+from hf_taskvec.evaluation.reporting.passage_halves import choose_scale, judge_scales
 from hf_taskvec.evaluation.reporting.summary import PassageValues, all_loss_tests
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Draws
+from hf_taskvec.evaluation.scoring.verdict import Verdict
 
 
 def rechosen(report: UnlearningReport, criteria: Criteria) -> UnlearningReport:
@@ -18,10 +19,7 @@ def rechosen(report: UnlearningReport, criteria: Criteria) -> UnlearningReport:
     if report.choice is None:
         raise BadValueError("no book of the report is one to forget, so there is no λ to choose")
     criteria.check([*METRICS.values(), *report.metrics], {info.name for info in report.metrics})
-    _check_passages(report)
-    drawn = report.settings
-    draws = Draws(drawn.resamples, drawn.level, drawn.permutations, drawn.seed)
-    values = PassageValues(report.passages, report.scales, report.metrics, [info.name for info in report.references])
+    values, draws = _measured(report)
     choice = choose_scale(
         values,
         report.books,
@@ -33,6 +31,34 @@ def rechosen(report: UnlearningReport, criteria: Criteria) -> UnlearningReport:
     )
     tests = all_loss_tests(values, report.books, report.metric(criteria.headline), draws)
     return replace(report, choice=choice, tests=tests)
+
+
+def verdicts_by_scale(report: UnlearningReport) -> dict[float, Verdict]:
+    """The verdict on every λ of a report, by its own criteria and as `choice.verdict` is: on the half that judges.
+
+    Args:
+        report (`UnlearningReport`):
+            With a book to forget.
+
+    Returns:
+        `dict[float, Verdict]`: By λ, or by the numbers of edits; empty if the report has no passages.
+
+    Raises:
+        `CorruptFileError`: If a passage lacks a value.
+    """
+    if not report.passages or report.choice is None:
+        return {}
+    values, draws = _measured(report)
+    return judge_scales(values, report.books, report.choice.criteria, draws, score_factor=report.protocol.score_factor)
+
+
+def _measured(report: UnlearningReport) -> tuple[PassageValues, Draws]:
+    """What the report's numbers were made from, and how they were drawn."""
+    _check_passages(report)
+    drawn = report.settings
+    draws = Draws(drawn.resamples, drawn.level, drawn.permutations, drawn.seed)
+    references = [info.name for info in report.references]
+    return PassageValues(report.passages, report.scales, report.metrics, references), draws
 
 
 def _check_passages(report: UnlearningReport) -> None:

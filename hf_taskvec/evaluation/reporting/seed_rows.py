@@ -20,7 +20,8 @@ class SeedRow:
         seed (`int`):
             Which.
         scale (`float`, *optional*):
-            The λ that was judged; `None` if there were too few passages to judge any.
+            The λ that was judged, or the number of the edit in its report; `None` if there were too few passages to
+            judge any.
         chosen (`bool`):
             Whether it met the criteria on the half that chooses; else it only came nearest.
         outcome (`str`):
@@ -36,6 +37,10 @@ class SeedRow:
             By each metric, the share that the retained book lost that lost most.
         lost (`dict[tuple[str, str], tuple[float, float]]`):
             For two roles, what the books of each lost of the headline metric, as `LossTest` counts it.
+        edit (`str`, *optional*):
+            The name of the edit that was judged; `None` if the report is of λ.
+        distance (`float`, *optional*):
+            How far that edit moves the weights.
     """
 
     seed: int
@@ -47,6 +52,8 @@ class SeedRow:
     membership: float | None
     retained: dict[str, float]
     lost: dict[tuple[Role, Role], tuple[float, float]]
+    edit: str | None = None
+    distance: float | None = None
 
     @property
     def worst_retained(self) -> float | None:
@@ -59,7 +66,8 @@ def checked_choices(reports: Mapping[int, UnlearningReport]) -> dict[int, Choice
 
     Raises:
         `BadValueError`: If there are no reports, or one has no book to forget.
-        `MismatchError`: If their protocols or criteria differ, or two of them are of one model.
+        `MismatchError`: If their protocols or criteria differ, two of them are of one model, or some are of λ and some
+            of named edits.
     """
     if not reports:
         raise BadValueError("no reports: a summary over seeds needs at least one")
@@ -76,6 +84,13 @@ def checked_choices(reports: Mapping[int, UnlearningReport]) -> dict[int, Choice
                 "Give one report for each seed; two methods on one seed are a pair for compare_methods"
             )
     check_comparable({f"seed {seed}": report for seed, report in reports.items()})
+    by_name = [seed for seed, report in reports.items() if report.edits]
+    if by_name and len(by_name) < len(reports):
+        other = next(seed for seed in reports if seed not in by_name)
+        raise MismatchError(
+            f"the report of seed {by_name[0]} is of named edits, that of seed {other} of λ: they are two experiments. "
+            "Run all seeds alike; two methods on the same seeds are compared by compare_methods"
+        )
     return choices
 
 
@@ -104,14 +119,14 @@ def seed_row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
     """What one seed came to, from its report and what that chose."""
     retained: dict[str, float] = {}
     apart: list[float] = []
-    verdict = choice.verdict
+    verdict, judged = choice.verdict, choice.judged
     if verdict is not None:
         for loss in verdict.retained:
             retained[loss.metric] = max(retained.get(loss.metric, loss.lost.value), loss.lost.value)
         apart = [member.difference.value for member in verdict.membership]
     return SeedRow(
         seed=seed,
-        scale=choice.judged,
+        scale=judged,
         chosen=choice.scale is not None,
         outcome="cannot_tell" if verdict is None else verdict.outcome,
         passed=choice.scale is not None and verdict is not None and verdict.passed,
@@ -119,6 +134,8 @@ def seed_row(seed: int, report: UnlearningReport, choice: Choice) -> SeedRow:
         membership=max(apart, key=abs, default=None),
         retained=retained,
         lost=_lost(report, choice),
+        edit=report.names.short(judged) if report.edits and judged is not None else None,
+        distance=report.distance(judged) if report.edits and judged is not None else None,
     )
 
 

@@ -83,6 +83,8 @@ class SeedSummary:
             Whether the forgotten and the aligned book lost more than the retained one; one-sided.
         level (`float`):
             Of the t intervals.
+        noun (`str`, *optional*, defaults to `"λ"`):
+            What the seeds chose: λ, or an `"edit"` with a name.
     """
 
     rows: tuple[SeedRow, ...]
@@ -94,6 +96,7 @@ class SeedSummary:
     retained: dict[str, SeedMean]
     tests: tuple[SeedTest, ...]
     level: float
+    noun: str = "λ"
 
     @property
     def sentence(self) -> str:
@@ -124,7 +127,8 @@ class MethodComparison:
         first, second (`SeedSummary`):
             Each method alone.
         tests (`tuple` of `SeedTest`):
-            How far R is from 1 by each metric, what the worst retained book lost, and the size of λ; two-sided.
+            How far R is from 1 by each metric, what the worst retained book lost, and the size of λ, or how far the
+            named edits move the weights (neither, if one method has λ and the other edits); two-sided.
         level (`float`):
             Of the t intervals.
     """
@@ -151,7 +155,8 @@ def compare_seeds(reports: Mapping[int, UnlearningReport], *, level: float = 0.9
 
     Args:
         reports (`Mapping[int, UnlearningReport]`):
-            One report for each seed. Runs of two methods on one seed are no two seeds: see `compare_methods`.
+            One report for each seed, all of λ or all of named edits; `edit_table` follows each edit through the seeds.
+            Runs of two methods on one seed are no two seeds: see `compare_methods`.
         level (`float`, *optional*, defaults to 0.95):
             Of the t intervals over seeds.
 
@@ -160,8 +165,8 @@ def compare_seeds(reports: Mapping[int, UnlearningReport], *, level: float = 0.9
 
     Raises:
         `BadValueError`: If there are no reports, or one has no book to forget.
-        `MismatchError`: If their protocols or criteria differ, or two of them are of one model: then they are no two
-            experiments.
+        `MismatchError`: If their protocols or criteria differ; if two of them are of one model, so that they are no two
+            experiments; or if some are of λ and some of named edits.
 
     Example:
         >>> reports = {seed: UnlearningReport.load(f"outputs/seed-{seed}") for seed in range(5)}  # doctest: +SKIP
@@ -192,6 +197,7 @@ def compare_seeds(reports: Mapping[int, UnlearningReport], *, level: float = 0.9
         retained={name: mean_over_seeds(values, level) for name, values in kept.items() if values},
         tests=_corrected(tests),
         level=level,
+        noun=first.names.noun,
     )
 
 
@@ -202,11 +208,11 @@ def compare_methods(
     names: tuple[str, str] = ("first", "second"),
     level: float = 0.95,
 ) -> MethodComparison:
-    """Whether one method forgets more exactly, keeps more or needs another λ than another: paired by seed.
+    """Whether one method forgets more exactly, keeps more or needs a larger edit than another: paired by seed.
 
     Args:
         a (`Mapping[int, UnlearningReport]`):
-            The reports of the first method.
+            The reports of the first method: of λ or of named edits. What one seed chose is one number either way.
         b (`Mapping[int, UnlearningReport]`):
             Those of the second, of the same seeds. The two of one seed are a pair: they share books and model.
         names (`tuple[str, str]`, *optional*, defaults to `("first", "second")`):
@@ -219,8 +225,8 @@ def compare_methods(
 
     Raises:
         `BadValueError`: If there are no reports, or one has no book to forget.
-        `MismatchError`: If a seed is missing from one side, a pair is of different books, or protocols or criteria
-            differ.
+        `MismatchError`: If a seed is missing from one side, a pair is of different books, protocols or criteria differ,
+            or one side has both reports of λ and of named edits.
 
     Example:
         >>> print(compare_methods(full, lora, names=("full", "LoRA")).to_markdown())  # doctest: +SKIP
@@ -255,7 +261,10 @@ def compare_methods(
 
         add(f"how far R is from 1, {info.name}", distance)
     add("what the worst retained book lost", lambda row: row.worst_retained, True)
-    add("size of λ", lambda row: None if row.scale is None else abs(row.scale))
+    if first.noun == second.noun == "λ":
+        add("size of λ", lambda row: None if row.scale is None else abs(row.scale))
+    else:  # λ has no distance: then there are no pairs
+        add("how far the edit moves the weights", lambda row: row.distance)
     return MethodComparison(names, first, second, _corrected(tests), level)
 
 

@@ -24,19 +24,21 @@ def comparison_markdown(found: MethodComparison) -> str:
     """Two methods on the same seeds."""
     told = [f"{markdown(n)}: {s.sentence}" for n, s in zip(found.names, (found.first, found.second), strict=True)]
     tests = _tests_part(found.tests, len(found.first.rows), found.level, found.names, "two_sided")
+    if found.first.noun != found.second.noun:
+        tests.append("One chose λ, the other an edit by its name, so the sizes of the edits are not compared.")
     return "\n\n".join([*told, *tests])
 
 
 def _rows_table(summary: SeedSummary) -> str:
     titles = {info.name: markdown_cell(info.name) for info in summary.metrics}
-    heads = ["seed", "λ", *(f"R, {title}" for title in titles.values()), "AUC above never seen"]
+    heads = ["seed", summary.noun, *(f"R, {title}" for title in titles.values()), "AUC above never seen"]
     heads += [*(f"retained lost, {title}" for title in titles.values()), "verdict", "passes"]
     body = []
     for row in summary.rows:
-        scale = "–" if row.scale is None else format_number(row.scale) + ("" if row.chosen else " (nearest)")
+        scale = "–" if row.scale is None else format_number(row.scale) if row.edit is None else markdown_cell(row.edit)
         relative = [row.relative.get(name) for name in titles]
         cells = [
-            scale,
+            scale + ("" if row.chosen or row.scale is None else " (nearest)"),
             *("–" if found is None else format_interval(found, 2) for found in relative),
             "–" if row.membership is None else format_number(row.membership, 2, sign=True),
             *(_percent(row.retained.get(name)) for name in titles),
@@ -45,7 +47,8 @@ def _rows_table(summary: SeedSummary) -> str:
         ]
         body.append([str(row.seed), *cells])
     everything = len(summary.rows)
-    scales = [row.scale for row in summary.rows if row.scale is not None]
+    # Numbers of edits are places in a list, of which there is no mean.
+    scales = [row.scale for row in summary.rows if row.scale is not None and row.edit is None]
     means = [
         format_number(sum(scales) / len(scales), 2) if scales else "–",
         *(_mean(summary.relative.get(name), everything) for name in titles),
@@ -103,12 +106,23 @@ def _mean(found: SeedMean | None, seeds: int, percent: bool = False, *, sign: bo
     if found is None:
         return "–"
     shown = found.interval or Interval(found.value, found.value, found.value)
+    return seed_cell(shown, found.seeds, seeds, percent, sign=sign, digits=digits)
+
+
+def seed_cell(
+    value: Interval, known: int, seeds: int, percent: bool = False, *, sign: bool = False, digits: int = 2
+) -> str:
+    """A number over seeds and what encloses it as a cell of a table, and how many seeds have it if some have none.
+
+    >>> seed_cell(Interval(0.1, 0.05, 0.2), 4, 5, percent=True)
+    '10.0 [5.0, 20.0] % (4 seeds)'
+    """
     if percent:
-        shown = Interval(*(100 * end + 0.0 for end in (shown.value, shown.low, shown.high)))
-        text = format_interval(shown, 1, sign) + " %"
+        value = Interval(*(100 * end + 0.0 for end in (value.value, value.low, value.high)))
+        text = format_interval(value, 1, sign) + " %"
     else:
-        text = format_interval(shown, digits, sign)
-    return text if found.seeds == seeds else f"{text} ({count_seeds(found.seeds)})"
+        text = format_interval(value, digits, sign)
+    return text if known == seeds else f"{text} ({count_seeds(known)})"
 
 
 def _percent(share: float | None) -> str:

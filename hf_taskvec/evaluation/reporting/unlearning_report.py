@@ -180,6 +180,23 @@ class UnlearningReport:
         """What the edits are called."""
         return EditNames(tuple(edit.name for edit in self.edits))
 
+    def distance(self, scale: float) -> float:
+        """How far one of `edits` moves the weights, by its number; 0 is the untouched model.
+
+        Args:
+            scale (`float`):
+                One of `scales`, which are the numbers of `edits`.
+
+        Returns:
+            `float`: The norm of the whole change.
+
+        Raises:
+            `BadValueError`: If the report is of λ, or has no such edit.
+        """
+        if not self.edits or scale not in self.scales:
+            raise BadValueError(f"the report has no edit of number {scale:g}: it has {len(self.edits)} named edits")
+        return self.edits[int(scale) - 1].distance if scale else 0.0
+
     def score(self, book: str, scale: float | str, metric: str = "rouge_l", split: Split = "seen") -> Score:
         """The score of one book at one λ, or after one edit.
 
@@ -409,6 +426,9 @@ def _check_report(report: UnlearningReport) -> None:
     """Refuse scores and verdicts of metrics or edits that the report does not explain."""
     if report.edits and report.scales != tuple(map(float, range(len(report.edits) + 1))):
         raise CorruptFileError(f"it has {len(report.edits)} edits, and other numbers of them.")
+    names = [report.names.short(scale) for scale in report.scales]
+    if report.edits and len(set(names)) < len(names):
+        raise CorruptFileError("two of its edits have one name, or one has that of the untouched model.")
     used = [score.metric for score in report.scores]
     if report.choice is not None:
         used += report.choice.criteria.metrics

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+#: what tables call the model as it is, beside edits with names
+UNTOUCHED = "untouched"
+
 
 @dataclass(frozen=True)
 class EditNames:
@@ -39,7 +42,7 @@ class EditNames:
             return f"{scale:g}".replace("-", "−")
         if scale not in range(len(self.names) + 1):  # of a file that somebody has changed
             return f"edit {scale:g}"
-        return self.names[int(scale) - 1] if scale else "untouched"
+        return self.names[int(scale) - 1] if scale else UNTOUCHED
 
     def head(self, scale: float) -> str:
         """As the head of a column."""
