@@ -65,7 +65,7 @@ def importance_rule(parameter: Parameter, power: float = 1.0) -> list[Term]:
         if place not in changes and parameter.weights[place] != 0.0:
             raise BadValueError(
                 f"{parameter.name}: {text}, has no importance for it. Measure the importance of all that the vector "
-                "changes (frozen parameters are not measured), or leave it out of the vector with filter(exclude=...)."
+                "changes (frozen parameters are not measured), or leave it out: vector.filter(exclude=...)."
             )
 
     def merge(tiles: list[torch.Tensor], _: list[Any], start: int) -> torch.Tensor:
