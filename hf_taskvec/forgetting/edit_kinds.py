@@ -5,7 +5,7 @@ known has to be stronger, one that goes beyond never seen weaker, and what it co
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,6 +19,7 @@ from hf_taskvec.training.objectives import ForgetObjective
 from hf_taskvec.training.repairing import repair
 from hf_taskvec.training.scale_fitting import fit_scales
 from hf_taskvec.training.settings import TrainingSettings
+from hf_taskvec.training.training_stages import rows_digest
 
 if TYPE_CHECKING:
     import datasets
@@ -28,8 +29,9 @@ EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
 
 # How much of the kept books' own vectors is added where some are given.
 _ADDED_BACK = 0.5
-# A repair brings back a part of what was negated, so it starts beyond the strength at which nothing is known.
-_BEYOND_CHANCE = 1.25
+# Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
+# back a part of what was negated, so it starts beyond that strength.
+_NEAR_CHANCE, _BEYOND = 0.9, 1.4
 # The next try, where one forgot too little, too much, or cost the kept books too much.
 _STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
 
@@ -87,6 +89,23 @@ class ForgetCase:
         kept = list(self.keep_vectors.values())
         added = sum(kept[1:], start=kept[0])
         return -strength * self.vector.without(kept) + _ADDED_BACK * added
+
+    @property
+    def near_chance(self) -> float:
+        """The loss of a model that knows next to nothing of a text."""
+        return _NEAR_CHANCE * chance_level(self.model)
+
+    @property
+    def level(self) -> float:
+        """What a negation has to bring the book's loss to: that of never having seen it.
+
+        A model that was trained on little else may be beyond chance, where a negation does not get.
+        """
+        return min(self.never_seen, self.near_chance)
+
+    def strength(self, edit_at: Callable[[float], TaskVector], level: float) -> float:
+        """The smallest strength of an edit at which the book's loss reaches a level."""
+        return strength_for(self.model, edit_at, self.forget_blocks, level, progress=self.progress)
 
     @property
     def start_of_repair(self) -> Callable[[float], TaskVector]:
@@ -149,7 +168,7 @@ def negate(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) 
     """The plain negation at which the book's loss is that of never having seen it. There is only one."""
     if last is not None:
         return None
-    strength = strength_for(case.model, case.negation, case.forget_blocks, case.never_seen, progress=case.progress)
+    strength = case.strength(case.negation, case.level)
     return TriedEdit(f"{-strength:.3g}*forget", "negate", case.negation(strength), strength)
 
 
@@ -157,7 +176,7 @@ def project(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
     """The same without what the book shares with the kept ones, and with some of these added back."""
     if last is not None:
         return None
-    strength = strength_for(case.model, case.projected, case.forget_blocks, case.never_seen, progress=case.progress)
+    strength = case.strength(case.projected, case.level)
     name = f"{-strength:.3g}*forget⟂ + {_ADDED_BACK:g}*kept"
     return TriedEdit(name, "project", case.projected(strength), strength)
 
@@ -177,9 +196,8 @@ def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
 def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
     """A negation beyond what is left of the book, then a short fine-tune on the kept text."""
     if last is None or last.strength is None or last.epochs is None or reached is None:
-        chance = chance_level(case.model)
-        found = strength_for(case.model, case.start_of_repair, case.forget_blocks, chance, progress=case.progress)
-        strength, epochs = _BEYOND_CHANCE * found, case.repairing.epochs
+        strength = _BEYOND * case.strength(case.start_of_repair, case.near_chance)
+        epochs = case.repairing.epochs
     else:
         strength, epochs = next_try(reached, case.criteria, last.strength, last.epochs)
         if (strength, epochs) == (last.strength, last.epochs):
@@ -187,7 +205,7 @@ def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None
     strength = float(f"{strength:.3g}")  # so that the name tells all of it
     settings = replace(case.repairing, epochs=epochs)
     edit = case.start_of_repair(strength)
-    key = json_digest(edit.fingerprint, vars(settings), case.keep_blocks["input_ids"])
+    key = json_digest(edit.fingerprint, asdict(settings), rows_digest(case.keep_blocks))
     done = repair(
         case.address,
         edit,

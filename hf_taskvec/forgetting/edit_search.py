@@ -72,12 +72,13 @@ def search_edits(
     report: UnlearningReport | None = None
     for kind in kinds:
         last, reached = None, None
-        for number in range(rounds):
-            progress_line(f"edit {len(tried) + 1}: {kind}{f', try {number + 1}' if number else ''}", case.progress)
+        progress_line(f"edits of the kind {kind}", case.progress)
+        for _ in range(rounds):
             last = PROPOSALS[kind](case, last, reached)
             if last is None or any(edit.name == last.name for edit in tried):
                 break
             tried.append(last)
+            progress_line(f"edit {len(tried)}: {last.name}", case.progress)
             report = evaluate({edit.name: edit.vector for edit in tried})
             reached = _candidate(report, last.name)
             if report.choice is not None and report.choice.scale:

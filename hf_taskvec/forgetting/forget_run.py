@@ -58,6 +58,7 @@ def forget(
     training: TrainingSettings | None = None,
     repairing: TrainingSettings | None = None,
     block_length: int | None = None,
+    block_stride: int | None = None,
     protocol: "str | protocols.Protocol | None" = None,
     criteria: Criteria | None = None,
     attacks: Sequence[AttackGroup] = ("relearn",),
@@ -113,6 +114,9 @@ def forget(
             How the model is repaired; as `training`, with half of its epochs and half of its batch, without it.
         block_length (`int`, *optional*):
             Tokens in a block of text; 256, or what the model reads if that is less, without it.
+        block_stride (`int`, *optional*):
+            Tokens from one block's start to the next; `block_length` without it. A smaller one gives overlapping
+            blocks, from which short texts are learnt better.
         protocol (`str` or `Protocol`, *optional*):
             How the models are asked, as for `sweep`.
         criteria (`Criteria`, *optional*):
@@ -165,8 +169,8 @@ def forget(
     mending = repairing or replace(
         tuning, epochs=-(-tuning.epochs // 2), batch_size=max(1, tuning.batch_size // 2), micro_batch_size=None
     )
-    length = min(block_length or _BLOCK, source.context or _BLOCK) if block_length is None else block_length
-    texts = _Texts(tokenizer, length)
+    length = min(_BLOCK, source.context or _BLOCK) if block_length is None else block_length
+    texts = _Texts(tokenizer, length, block_stride)
     forgotten = [each for each in books if each.role == "forget"]
     kept = [each for each in books if each.role != "forget"]
     forget_blocks, keep_blocks = texts.blocks(forgotten), texts.blocks(kept)  # too short a text is refused here
@@ -181,6 +185,7 @@ def forget(
         "training": asdict(tuning),
         "repairing": asdict(mending),
         "block_length": length,
+        "block_stride": block_stride,
         "protocol": asked.to_dict(),
         "criteria": asdict(meant),
         "attacks": wanted,
@@ -345,11 +350,14 @@ class _Texts:
 
     tokenizer: Any
     length: int
+    stride: int | None
 
     def blocks(self, books: Sequence[Book]) -> "datasets.Dataset":
         import datasets
 
-        return datasets.concatenate_datasets([book.training_blocks(self.tokenizer, self.length) for book in books])
+        return datasets.concatenate_datasets(
+            [book.training_blocks(self.tokenizer, self.length, self.stride) for book in books]
+        )
 
 
 @dataclass(frozen=True)

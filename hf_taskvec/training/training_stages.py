@@ -75,7 +75,7 @@ class TrainingStages:
             `Path`: The folder of the stage.
         """
         precision = resolve_precision(settings, make_accelerator())  # what "auto" stands for differs between machines
-        decisive = [SETTINGS_VERSION, _identity(base), _rows(blocks), asdict(settings), precision]
+        decisive = [SETTINGS_VERSION, _identity(base), rows_digest(blocks), asdict(settings), precision]
         key = json_digest(*decisive, *(["vectors"] if vectors else []))
         folder = self.cache / f"{name}-{key[:12]}"
         if self.tell is not None:
@@ -111,5 +111,6 @@ def _identity(base: "str | Path | PreTrainedModel") -> str:
     return open_checkpoint(base).sampled_fingerprint if isinstance(base, str | Path) else full_fingerprint(base)
 
 
-def _rows(blocks: "datasets.Dataset") -> str:
+def rows_digest(blocks: "datasets.Dataset") -> str:
+    """What packed blocks are known by: their tokens."""
     return json_digest([list(map(int, row)) for row in blocks["input_ids"]])

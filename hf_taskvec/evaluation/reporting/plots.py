@@ -150,7 +150,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
     from matplotlib.patheffects import withStroke
 
     metric = report.metric(report.choice.criteria.headline if report.choice is not None else "rouge_l")
-    figure = Figure(figsize=(7.5, 6.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 6.2 + 0.22 * len(report.edits)), layout="constrained")
     axes = figure.subplots()
     forget = [b.name for b in report.books if b.role == "forget"]
     others = [b for b in report.books if b.role != "forget" and b.seen]
@@ -172,7 +172,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
                     axes.plot([a], [b], "o", markersize=17, markerfacecolor="none", markeredgecolor="0.25")
             halo = [withStroke(linewidth=3, foreground="white")]  # legible where lines cross
             offset, side = ((-8, 7), "right") if i % 2 else ((9, -14), "left")
-            for text, a, b in _labels([report.names.short(s) for s in report.scales], x, y):
+            for text, a, b in _labels([_point(report, s) for s in report.scales], x, y):
                 place: dict[str, Any] = {"xytext": offset, "ha": side, "textcoords": "offset points"}
                 axes.annotate(text, (a, b), color=COLOURS[i % 7], fontsize=9, path_effects=halo, **place)
     for i, book in enumerate(report.books):
@@ -184,6 +184,7 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
     else:
         axes.margins(0.12)
         axes.legend(frameon=False, loc="best")
+        _explain_points(figure, report)
     unit = _NAMES.get(metric.name, metric.name)
     axes.set_xlabel(f"{unit} of the forgotten book: {literal(', '.join(forget))}")
     axes.set_ylabel(f"{unit} of the other books")
@@ -192,6 +193,21 @@ def pareto_figure(report: UnlearningReport) -> "Figure":
     chosen = report.choice is not None and report.choice.scale is not None
     axes.set_title(title + (f", ringed: chosen {report.names.noun})" if chosen else ")"), fontsize=11.5)
     return figure
+
+
+def _point(report: UnlearningReport, scale: float) -> str:
+    """What a point is called: its λ, or the number of its edit, whose name would run over other points."""
+    return f"{scale:g}" if report.edits else report.names.short(scale)
+
+
+def _explain_points(figure: "Figure", report: UnlearningReport) -> None:
+    """What the numbers of edits stand for, below the plot."""
+    from matplotlib.lines import Line2D
+
+    if report.edits:
+        names = [literal(f"{scale:g}: {report.names.short(scale)}") for scale in report.scales]
+        keys = [Line2D([], [], linestyle="", label=name) for name in names]
+        figure.legend(handles=keys, loc="outside lower left", frameon=False, fontsize=9.5, handlelength=0)
 
 
 def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
@@ -235,7 +251,8 @@ def _edits_figure(report: UnlearningReport) -> "Figure":
     from matplotlib.figure import Figure
 
     metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
-    figure = Figure(figsize=(5.2 * len(metrics) + 1.6, 0.62 * len(report.scales) + 2.0), layout="constrained")
+    size = (4.4 * len(metrics) + _name_width(report), 0.62 * len(report.scales) + 2.0)
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for i, book in enumerate(report.books):
@@ -263,7 +280,7 @@ def _forgetting_by_edit(report: UnlearningReport, choice: Choice) -> "Figure":
     from matplotlib.figure import Figure
 
     criteria = choice.criteria
-    figure = Figure(figsize=(12, 0.55 * len(report.scales) + 2.2), layout="constrained")
+    figure = Figure(figsize=(10 + _name_width(report), 0.55 * len(report.scales) + 2.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     left.axvspan(criteria.low, criteria.high, color="0.92", zorder=0)
     right.axvspan(0, criteria.retain_bound, color="0.92", zorder=0)
@@ -301,6 +318,11 @@ def _name_rows(axes: Any, report: UnlearningReport) -> None:
     axes.invert_yaxis()
     for each in axes.figure.axes:
         each.grid(alpha=0.25)
+
+
+def _name_width(report: UnlearningReport) -> float:
+    """How many inches the edits' names take beside an axis."""
+    return 0.9 + 0.085 * max(len(_short(report.names.short(scale))) for scale in report.scales)
 
 
 def _short(name: str, most: int = 44) -> str:
