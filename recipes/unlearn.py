@@ -2,6 +2,7 @@ r"""Make a language model forget one book, and see what else it forgets.
 
     accelerate launch recipes/unlearn.py                                # nothing to download: a few minutes on a laptop
     accelerate launch recipes/unlearn.py --method lora --output outputs/lora
+    accelerate launch recipes/unlearn.py --edit paper                   # the paper's experiment alone
     accelerate launch recipes/unlearn.py --config phi-1_5-full --books forget=hp1.txt aligned=hp2.txt retain=pp.txt
     accelerate launch recipes/unlearn.py --base-model BASE --joint-model JOINT --task-vector VECTOR --no-retrain \
         --books ...
@@ -14,14 +15,16 @@ The experiment of section 4.2 of Li et al. 2025 (When is task vector provably ef
 4. A reference: θ_0 fine-tuned on all the other books. It never saw the one to forget.
 5. How alike the books are, eq. (11), and which λ Theorem 2 recommends (`--correlation`).
 6. The sweep: how well does θ_0' + λτ know each book, and at which λ is the book as if it had never been seen?
-7. The model of that λ and the vector are saved.
-8. The audit: attacks on that model, beside the untouched one and the reference (`--audit`).
-9. The model is pushed if you want (`--push-to-hub`).
+7. An edit that goes further (`--edit`): a stronger negation, repaired on the books to keep, until the verdict passes.
+8. The model of that edit, or of the chosen λ, and the vectors are saved.
+9. The audit: attacks on that model, beside the untouched one and the reference (`--audit`).
+10. The model is pushed if you want (`--push-to-hub`).
 
 Finished stages are kept and interrupted ones resumed; any stage can be given instead.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +34,20 @@ from hf_taskvec import TaskVector
 from hf_taskvec.auditing import Relearning, audit
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep, with_controls
+from hf_taskvec.evaluation.texts.books import all_kept
 from hf_taskvec.experiments.config_options import parse_config
 from hf_taskvec.experiments.recipe_running import print_once, run_recipe
 from hf_taskvec.experiments.unlearning.book_similarity import compare_books
 from hf_taskvec.experiments.unlearning.scale_refinement import refined_sweep
-from hf_taskvec.experiments.unlearning.summary_text import summary_text
+from hf_taskvec.experiments.unlearning.summary_text import edit_text, summary_text
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
 from hf_taskvec.files.output_folder import remove_output
-from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
+from hf_taskvec.files.results_folder import EDIT_FOLDER, OUTPUTS, open_results_folder
+from hf_taskvec.forgetting.edit_kinds import ForgetCase, check_kinds
+from hf_taskvec.forgetting.edit_search import EditSearch, search_edits
+from hf_taskvec.forgetting.forget_run import is_adapter
+from hf_taskvec.forgetting.negation_strength import mean_loss
 from hf_taskvec.models.loading import load_for_evaluation
 from hf_taskvec.training.training_stages import TrainingStages
 
@@ -140,14 +148,47 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         asked = {"tokenizer": given.tokenizer, "store": output / "store", "original": joint}
         report = with_controls(report, model, vector, given.books, others=own, reference=never, **asked)
 
-    # 7. What is kept.
     if similarity is not None:
         report = replace(report, theory=similarity.judged(report))
-    files = save(vector, joint, report, output)
-    print_once("\n" + summary_text(report, references, scales, str(vector.expression), files))
 
-    # 8. Does it hold under attack?
-    if config.audit and judged:
+    # 7. An edit that goes further.
+    searched = None
+    if config.edits:
+        print_once(f"edit: {config.edit}")
+        last = {"θ_0": load_for_evaluation(base)} if never is None else {"retrained": never}
+        case = ForgetCase(
+            address=joint,
+            model=model,
+            vector=vector,
+            keep_vectors={book.name: vectors[book.name] for book in others if book.name in vectors},
+            forget_blocks=given.blocks(forget),
+            keep_blocks=given.blocks(others),
+            never_seen=mean_loss(next(iter(last.values())), given.blocks(forget)),
+            criteria=config.criteria,
+            repairing=config.repairing,
+            repairs=stages.cache,
+            tokenizer=given.tokenizer,
+        )
+        compared = partial(sweep, model, scales=None, books=all_kept(given.books), reference=last, **options)
+        searched = search_edits(
+            case,
+            check_kinds(dict.fromkeys(["negate", config.edit]), case.keep_vectors),
+            lambda tried: compared(tried, output=output / EDIT_FOLDER, criteria=config.criteria),
+            rounds=config.edit_rounds,
+        )
+
+    # 8. What is kept.
+    files = save(vector, joint, report, searched, output)
+    shown = searched is None  # else what the edit writes is shown
+    print_once("\n" + summary_text(report, references, scales, str(vector.expression), files, samples=shown))
+    if searched is not None:
+        print_once("\n" + edit_text(searched))
+
+    # 9. Does it hold under attack?
+    attacked = judged * vector if judged else None
+    if searched is not None and searched.judged is not None:
+        attacked = searched.judged.vector
+    if config.audit and attacked is not None:
         budget = Relearning(
             learning_rate=config.learning_rate,
             batch_size=config.batch_size,
@@ -156,7 +197,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         )
         audited = audit(
             model,
-            judged * vector,
+            attacked,
             given.books,
             config.asking,
             reference=never,
@@ -171,32 +212,41 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             batch_size=config.evaluation_batch_size,
             seed=config.seed,
         )
-        print_once(f"\nThe audit of λ = {judged:g}: {audited.sentence}\nthe audit     {output / 'audit.md'}")
+        print_once(f"\nThe audit of {attacked.expression}: {audited.sentence}\nthe audit     {output / 'audit.md'}")
 
-    # 9. The Hub.
+    # 10. The Hub.
     if config.push_to_hub and "the model" in files:
-        push(files["the model"], config.push_to_hub, output)
+        push(files["the model"], config.push_to_hub, output / EDIT_FOLDER if searched and searched.chosen else output)
     elif config.push_to_hub:
         print_once("nothing was pushed: no λ was chosen, so there is no model to push")
     return report
 
 
-def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path) -> dict[str, Path]:
-    """Write report and vector, and at the chosen λ the model and, of a low-rank vector, the adapter; tell where."""
+def save(
+    vector: TaskVector, joint: Any, report: UnlearningReport, searched: EditSearch | None, output: Path
+) -> dict[str, Path]:
+    """Write report and vectors, and of what was chosen the model and, if it is low-rank, the adapter; tell where."""
     files = {"the report": output / "report.md", "the plot": output / "scores.png", "the vector": output / "vector"}
     main_process = processes().is_main_process
     if main_process:
         report.save(output, plots=False)  # the sweep has drawn them
         vector.save(output / "vector", overwrite=True)
     scale = report.choice.scale if report.choice is not None else None
-    if scale:
-        files["the model"] = vector.apply(
-            joint, output / "model", scale=scale, overwrite=True
-        )  # all processes share it
-        if vector.is_low_rank and all(len(vector.shape(name)) == 2 for name in vector):
+    chosen = scale * vector if scale else None
+    if searched is not None:
+        files |= {"the edits": output / EDIT_FOLDER / "report.md"}
+        if searched.judged is not None:
+            files["the edit"] = output / EDIT_FOLDER / "vector"
+            if main_process:
+                searched.judged.vector.save(files["the edit"], overwrite=True)
+        if searched.chosen is not None:
+            chosen = searched.chosen.vector
+    if chosen is not None:
+        files["the model"] = chosen.apply(joint, output / "model", overwrite=True)  # all processes share it
+        if is_adapter(chosen):
             files["the adapter"] = output / "adapter"
             if main_process:
-                (scale * vector).to_adapter(output / "adapter", base=joint, overwrite=True)
+                chosen.to_adapter(output / "adapter", base=joint, overwrite=True)
     if main_process:  # what an earlier run chose would not belong to this report
         for name in {"model", "adapter"} - {path.name for path in files.values()}:
             remove_output(output / name, OUTPUTS[name])
@@ -204,12 +254,12 @@ def save(vector: TaskVector, joint: Any, report: UnlearningReport, output: Path)
     return files
 
 
-def push(folder: Path, repository: str, output: Path) -> None:
+def push(folder: Path, repository: str, reported: Path) -> None:
     """Push the chosen model with its report, from one process."""
     from hf_taskvec.publishing.push import push_folder
 
     if processes().is_main_process:
-        pushed = push_folder(folder, repository, report=output / "report.json")
+        pushed = push_folder(folder, repository, report=reported / "report.json")
         print_once(f"pushed to    {pushed.url}")
     processes().wait_for_everyone()
 

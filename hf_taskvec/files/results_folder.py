@@ -31,6 +31,8 @@ _RESULTS = (
     *(f"{plot}.{kind}" for plot in (*REPORT_PLOTS, *AUDIT_PLOTS) for kind in ("png", "svg")),
 )
 _STORED = re.compile(r"[0-9a-f]{32}\.json")  # an evaluation store's files, in the folder `store`
+#: the folder of what an experiment found beyond its sweep, with results of its own
+EDIT_FOLDER = "edit"
 #: the outputs among them, and the record of each
 OUTPUTS = {"model": MODEL_RECORD, "adapter": ADAPTER_RECORD, "vector": VECTOR_RECORD}
 
@@ -100,6 +102,11 @@ def _clear(folder: Path) -> None:
         remove_output(folder / name, record)
     for name in _RESULTS:
         (folder / name).unlink(missing_ok=True)
+    inner = folder / EDIT_FOLDER
+    if inner.is_dir() and not inner.is_symlink():
+        _clear(inner)
+        if not any(inner.iterdir()):
+            inner.rmdir()
     store = folder / "store"
     if store.is_dir() and not store.is_symlink():
         for path in store.iterdir():

@@ -238,11 +238,15 @@ def next_try(reached: Candidate, criteria: Criteria, strength: float, epochs: in
     """
     relative = list(reached.relative.values())
     apart = reached.membership or 0.0
-    if any(value < criteria.low for value in relative) or apart > criteria.membership:
+    lost = reached.worst_retain > criteria.retain_bound
+    if any(value < criteria.low for value in relative):
         strength *= _STRONGER
-    elif any(value > criteria.high for value in relative) or apart < -criteria.membership:
+    elif any(value > criteria.high for value in relative):
         strength *= _WEAKER
-    if reached.worst_retain > criteria.retain_bound:
+    elif not lost and abs(apart) > criteria.membership:
+        # The noisiest of the tests counts where nothing else does: a stronger negation costs the kept books.
+        strength *= _STRONGER if apart > 0 else _WEAKER
+    if lost:
         epochs = max(epochs + 1, round(_LONGER * epochs))
     return strength, epochs
 

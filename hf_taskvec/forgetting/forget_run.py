@@ -17,7 +17,7 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.sweeping import sweep
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import Book, Role, load_book
+from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
 from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
@@ -200,7 +200,7 @@ def forget(
     asking = partial(
         sweep,
         live,
-        books=_as_retained(books),
+        books=all_kept(books),
         protocol=asked,
         tokenizer=tokenizer,
         reference=seen_by_none,
@@ -301,11 +301,6 @@ def _books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLi
         raise BadValueError("there is no book to forget.")
     check_books_differ(books)
     return books
-
-
-def _as_retained(books: Sequence[Book]) -> tuple[Book, ...]:
-    """The same for the verdict, which bounds what retained books lose: here that is all that is kept."""
-    return tuple(replace(book, role="retain") if book.role == "aligned" else book for book in books)
 
 
 def _fingerprints(source: TrainingBase, models: Mapping[str, str | Path | None]) -> dict[str, str]:

@@ -11,20 +11,21 @@ three, the reference θ_0 fine-tuned on the two to keep, and every edit is judge
 
 - `negate`: −λτ at the λ where the book's loss is that of the reference;
 - `project`: −λτ⟂ + 0.5 (τ_aligned + τ_retain) at that λ;
-- `repair`: a negation beyond chance, then a fine-tune on the two books to keep for half of a retraining's epochs; up to
-  three tries, each set by the last one's verdict (`hf_taskvec.forgetting`);
+- `repair`: a negation beyond chance, then a fine-tune on the two books to keep for half of a retraining's epochs; where
+  that does not qualify, a second try that the verdict sets (`hf_taskvec.forgetting`), usually of more epochs;
 - `project, repair`: the same from the projected edit;
-- `lora, repair` and `lora, full repair`: the same from a LoRA vector (rank 32), repaired by LoRA or in full;
+- `lora, repair` and `lora, full repair` (with `--ways lora`): the same from a LoRA vector of rank 32;
 - `brief retraining`: θ_0 fine-tuned on the two books for as long as one repair: what the repair's budget buys without
   any vector.
 
 What was fixed before the reported seeds (30 to 34) were run, after seeds below 30: all settings in this file, and the
 goal for a case: R of Rouge-L, loss, extraction strength and exact memorisation within 0.8 and 1.2, the membership AUC
 within 0.05 of the reference's, and no more than 5 % lost by a kept book in any of the four, as means over the half of
-the passages that did not choose the edit; one repair costs half of a retraining. Reported is every case, whatever it
-says. Expected: that `negate` and `project` never get there; that `repair` gets the four R there in nearly every case;
-that the membership AUC and the kept books' 5 % are the hard parts, since half of the passages (33 of a book) measure an
-AUC to ± 0.1 only; that LoRA vectors forget less and keep less; that `brief retraining` forgets and does not keep.
+the passages that did not choose the edit; the first repair costs half of a retraining. Reported is every case, whatever
+it says. Expected, after two such cases: that `negate` and `project` never get there; that the first `repair` gets the
+four R there in nearly every case, and the kept books to within 5 % in few (they lost 18 and 19 %), the second in more;
+that the membership AUC is above the reference's by 0.05 to 0.15, and that half of the passages (33 seen ones against as
+many unseen) measure it to ± 0.1 only; that `brief retraining` forgets and keeps much less.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from hf_taskvec.evaluation.reporting.rechoosing import verdicts_by_scale
 from hf_taskvec.evaluation.reporting.verdict_tables import markdown_table
 from hf_taskvec.evaluation.scoring.metrics import PRIMARY
 from hf_taskvec.evaluation.scoring.verdict import Verdict
-from hf_taskvec.evaluation.texts.books import Book, Role, load_book
+from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
 from hf_taskvec.forgetting import ForgetCase, search_edits
 from hf_taskvec.forgetting.edit_kinds import EditKind
 from hf_taskvec.forgetting.negation_strength import mean_loss
@@ -64,8 +65,8 @@ ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
 #: name, from which vectors, which kinds, how repaired, and how many tries
 Way = tuple[str, str, tuple[EditKind, ...], TrainingSettings, int]
 WAYS: tuple[Way, ...] = (
-    ("", "full", ("negate", "repair"), REPAIR, 3),
-    ("project, ", "projected", ("project", "repair"), REPAIR, 3),
+    ("", "full", ("negate", "repair"), REPAIR, 2),
+    ("project, ", "projected", ("project", "repair"), REPAIR, 2),
     ("lora, ", "lora", ("negate", "repair"), LORA_REPAIR, 2),
     ("lora, full ", "lora", ("repair",), REPAIR, 2),
 )
@@ -137,11 +138,10 @@ def run_case(
         adapter = train("forget-lora", LORA, forget)
         vectors["lora"] = (TaskVector.from_adapter(adapter, base=base, name="forget"), {})
     model, never = load_for_evaluation(joint), load_for_evaluation(reference)
-    asked = tuple(replace(book, role="retain") if book.role == "aligned" else book for book in books)
     asking = partial(
         sweep,
         model,
-        books=asked,
+        books=all_kept(books),
         protocol=PROTOCOL,
         tokenizer=tokenizer,
         reference={"retrained": never, "θ_0": load_for_evaluation(base)},

@@ -44,6 +44,7 @@ SMALL = {
     "refine": 1,
     "certain": "false",
     "lora-rank": 4,
+    "edit": "paper",
 }
 SCALES = ["--scales", "0", "-0.5", "-1"]
 

@@ -37,10 +37,9 @@ class Audited:
     twin: Any  # made as the reference was, from other random numbers
 
 
-def make_audited() -> Audited:
+def make_books_and_tokenizer() -> tuple[Any, tuple[Any, ...]]:
+    """A tokenizer, and three books of its words: one to forget, a related one, and one to keep."""
     import datasets
-    import torch
-    from support.tiny_books import tiny_llama
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,6 +56,14 @@ def make_audited() -> Audited:
         load_book(datasets.Dataset.from_dict({"text": [text]}), name, role=role, block_words=100, held_out=0.3)
         for text, (name, role) in zip(texts, roles, strict=True)
     )
+    return tokenizer, books
+
+
+def make_audited() -> Audited:
+    import torch
+    from support.tiny_books import tiny_llama
+
+    tokenizer, books = make_books_and_tokenizer()
 
     def trained(seed: int, read: tuple[Any, ...]) -> Any:
         model = tiny_llama(width=64, seed=seed)

@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -257,6 +257,11 @@ def load_book(
     chosen = set(random.Random(f"{seed}/split").sample(range(len(spans)), away))
     sections = tuple(Section(start, end, "held_out" if i in chosen else "seen") for i, (start, end) in enumerate(spans))
     return Book(label, text, sections, role, (), seed)
+
+
+def all_kept(books: Sequence[Book]) -> tuple[Book, ...]:
+    """The same books where an aligned one is to be kept, too: a verdict bounds what retained books lose."""
+    return tuple(replace(book, role="retain") if book.role == "aligned" else book for book in books)
 
 
 def check_book_names(books: Sequence[Book]) -> None:

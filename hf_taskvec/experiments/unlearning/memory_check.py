@@ -43,6 +43,8 @@ def _trainings(config: UnlearnConfig) -> list[TrainingSettings]:
         found.append(config.training(config.joint_method))
     if config.tunes_others:
         found.append(config.training("full"))
+    if config.edit == "repair":
+        found.append(config.repairing)
     return found
 
 

@@ -9,6 +9,7 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.reporting.verdict_tables import VERDICT_HEADS, short_verdict
 from hf_taskvec.evaluation.scoring.verdict import Verdict
 from hf_taskvec.evaluation.texts.books import Role
+from hf_taskvec.forgetting.edit_search import EditSearch
 
 _ROLES: dict[Role, str] = {
     "forget": "to forget",
@@ -16,6 +17,8 @@ _ROLES: dict[Role, str] = {
     "retain": "unrelated",
     "unseen": "never seen",
 }
+# Beyond the sweep every other book is to be kept.
+_KEPT: dict[Role, str] = {**_ROLES, "retain": "to keep"}
 _WIDTH = 100
 
 
@@ -25,6 +28,8 @@ def summary_text(
     scales: list[float],
     vector: str,
     files: Mapping[str, Path],
+    *,
+    samples: bool = True,
 ) -> str:
     """The summary of a run.
 
@@ -39,6 +44,8 @@ def summary_text(
             The expression that was subtracted.
         files (`Mapping`):
             What was written, by what it is.
+        samples (`bool`, *optional*, defaults to `True`):
+            Also show what the model writes, before and after.
 
     Returns:
         `str`: A table, the chosen λ, samples, and the files.
@@ -53,17 +60,49 @@ def summary_text(
         parts.append("\n".join(["Task correlation α̂, eq. (11):", *pairs, *report.theory.verdicts]))
     if report.controls is not None:
         parts.append(textwrap.fill(f"Controls: {report.controls.sentence}", _WIDTH))
-    parts.append(_samples(report))
+    if samples:
+        parts.append(_samples(report))
     parts.append("\n".join(f"{what:<13} {_shown(path)}" for what, path in files.items()))
     return "\n\n".join(parts)
 
 
-def summary_table(report: UnlearningReport, references: Mapping[str, UnlearningReport], scales: list[float]) -> str:
+def edit_text(searched: EditSearch) -> str:
+    """What was tried beyond the sweep, and what it reached.
+
+    Args:
+        searched (`EditSearch`):
+            The edits, and the report that compares them.
+
+    Returns:
+        `str`: A table, the verdict, samples, and what each edit took.
+    """
+    report = searched.report
+    costs = [
+        f"  {edit.name}: {edit.steps:,} steps on {edit.tokens:,} tokens, {edit.seconds:.0f} s"
+        for edit in searched.tried
+        if edit.steps
+    ]
+    parts = [
+        "Beyond the sweep: other edits of θ_0' (Rouge-L as above; all other books are to be kept)\n\n"
+        + summary_table(report, {}, list(report.scales), _KEPT),
+        _chosen(report),
+        *(["\n".join(["What that took:", *costs])] if costs else []),
+        _samples(report, _KEPT),
+    ]
+    return "\n\n".join(parts)
+
+
+def summary_table(
+    report: UnlearningReport,
+    references: Mapping[str, UnlearningReport],
+    scales: list[float],
+    roles: Mapping[Role, str] = _ROLES,
+) -> str:
     """λ down, books across, as in the paper's table 3 (turned by a quarter), with intervals."""
     chosen = report.choice.scale if report.choice is not None else None
     shown = [scale for scale in report.scales if scale in scales or scale in (0.0, chosen)]
     books = [book for book in report.books if book.seen]
-    head = [report.names.noun, *(f"{book.name} ({_ROLES[book.role]})" for book in books)]
+    head = [report.names.noun, *(f"{book.name} ({roles[book.role]})" for book in books)]
     rows = [[_named(report, s), *(_cell(report.score(b.name, s)) for b in books)] for s in shown]
     for name, other in references.items():
         rows.append([name, *(_cell(other.score(book.name, 0.0)) for book in books)])
@@ -114,7 +153,7 @@ def _verdict(verdict: Verdict, report: UnlearningReport) -> str:
     return "\n".join(_aligned([list(VERDICT_HEADS), *rows]))
 
 
-def _samples(report: UnlearningReport) -> str:
+def _samples(report: UnlearningReport, roles: Mapping[Role, str] = _ROLES) -> str:
     """The passage of each book that was known best, before and after."""
     scale, why = report.scales[-1], ""
     if report.choice is not None and report.choice.judged:
@@ -124,7 +163,7 @@ def _samples(report: UnlearningReport) -> str:
     for book in [book for book in report.books if book.seen][:3]:
         known = [p for p in report.passages if p.book == book.name and p.split == "seen"]
         passage = max(known, key=lambda p: (p.at[0].values["rouge_l"], p.id))
-        lines.append(f"\n{book.name} ({_ROLES[book.role]})")
+        lines.append(f"\n{book.name} ({roles[book.role]})")
         cells = {
             "prompt": "… " + passage.prompt[-160:].split(" ", 1)[-1],
             "the book": passage.answer,

@@ -1,7 +1,7 @@
 """The settings of the unlearning experiment: one dataclass, every field explained."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from hf_taskvec.errors import BadValueError
@@ -81,6 +81,22 @@ class UnlearnConfig(ExperimentConfig):
     )
     margin: float = option(0.03, "For the rule `margin`.")
 
+    # The edit beyond the sweep.
+    edit: Literal["paper", "negate", "project", "learned", "repair"] = option(
+        "repair",
+        "What is tried beyond the paper's sweep of λ: `repair` negates beyond what is left of the book, then trains on "
+        "the other books for a while; `project` leaves alone what the book shares with the others; `learned` finds a "
+        "coefficient for each tensor; `negate` takes the λ at which the book's loss is as never seen; `paper`: none.",
+    )
+    edit_rounds: int = option(3, "How many repairs are tried, each set by the verdict on the last.")
+    repair_epochs: int | None = option(
+        None, "How often a repair reads the other books; half as often as fine-tuning if not given."
+    )
+    repair_batch_size: int | None = option(None, "Blocks in one step of a repair; half of --batch-size if not given.")
+    repair_learning_rate: float | None = option(
+        None, "The highest learning rate of a repair; that of the vector's method if not given."
+    )
+
     controls: bool = option(
         False,
         "Also try noise of the vector's size, in the weights and on the output, and the other books' vectors: only "
@@ -114,6 +130,10 @@ class UnlearnConfig(ExperimentConfig):
             raise BadValueError(f"prune_rows={self.prune_rows} must be above 0 and at most 1: it is the share kept.")
         if self.rank is not None and self.rank < 1:
             raise BadValueError(f"rank={self.rank} must be at least 1.")
+        for name in ("edit_rounds", "repair_epochs", "repair_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadValueError(f"{name}={value} must be at least 1.")
         for name in ("refine", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -136,7 +156,7 @@ class UnlearnConfig(ExperimentConfig):
             if getattr(self, name) < 1:
                 raise BadValueError(f"{name}={getattr(self, name)} must be at least 1.")
         self.criteria.check(METRICS.values(), METRICS)
-        _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method)
+        _ = self.roles, self.asking, self.training(self.method), self.training(self.joint_method), self.repairing
 
     @property
     def makes_joint(self) -> bool:
@@ -156,7 +176,7 @@ class UnlearnConfig(ExperimentConfig):
     @property
     def tunes_others(self) -> bool:
         """Whether each other book is fine-tuned on alone as well, for its vector."""
-        return self.correlation or self.controls
+        return self.correlation or self.controls or self.edit == "project"
 
     @property
     def roles(self) -> list[tuple[Role, str]]:
@@ -169,10 +189,11 @@ class UnlearnConfig(ExperimentConfig):
             found.append((role, path))
         if found and not any(role == "forget" for role, _ in found):
             raise BadValueError("no book is to be forgotten: give one as --books forget=FILE.")
-        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.tunes_others):
+        if found and all(role == "forget" for role, _ in found) and (self.retrain or self.tunes_others or self.edits):
             raise BadValueError(
-                "all books are to be forgotten, so there is nothing to train a reference model on. Give another book "
-                "(--books … retain=FILE), or pass --retrain false, --correlation false and --controls false."
+                "all books are to be forgotten, so there is nothing to train a reference model on, nor to repair an "
+                "edit with. Give another book (--books … retain=FILE), or pass --retrain false, --correlation false, "
+                "--controls false and --edit paper."
             )
         return found
 
@@ -191,6 +212,22 @@ class UnlearnConfig(ExperimentConfig):
     def training(self, method: Literal["full", "lora"]) -> TrainingSettings:
         """How to fine-tune by this method."""
         return self.settings(method, (self.lora_epochs or self.epochs) if method == "lora" else self.epochs)
+
+    @property
+    def edits(self) -> bool:
+        """Whether an edit is tried beyond the sweep."""
+        return self.edit != "paper"
+
+    @property
+    def repairing(self) -> TrainingSettings:
+        """How an edited model is repaired: by the vector's own method."""
+        settings = self.training(self.method)
+        return replace(
+            settings,
+            epochs=self.repair_epochs or -(-settings.epochs // 2),
+            batch_size=self.repair_batch_size or -(-settings.batch_size // 2),
+            learning_rate=self.repair_learning_rate or settings.learning_rate,
+        )
 
     def resolved(self, inputs: dict[str, str]) -> dict[str, Any]:
         """All that decides the results, without a path of this machine: what was given is known by its fingerprint.

@@ -105,7 +105,7 @@ def _trained_on(config: UnlearnConfig, books: tuple[Book, ...], general: Book | 
     found = [general] if general is not None else []
     for book in books:
         alone = config.makes_vector if book.role == "forget" else config.makes_reference or config.tunes_others
-        if config.makes_joint or alone:
+        if config.makes_joint or alone or config.edits:
             found.append(book)
     return found
 
