@@ -66,8 +66,7 @@ def search_edits(
     Raises:
         `BadValueError`: If there is no round to try in.
     """
-    if rounds < 1:
-        raise BadValueError(f"rounds={rounds} must be at least 1.")
+    check_rounds(rounds)
     tried: list[TriedEdit] = []
     report: UnlearningReport | None = None
     for kind in kinds:
@@ -85,6 +84,12 @@ def search_edits(
                 return EditSearch(tuple(tried), report)
     assert report is not None  # each kind proposes at least one edit
     return EditSearch(tuple(tried), report)
+
+
+def check_rounds(rounds: int) -> None:
+    """Refuse a number of tries that is none."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise BadValueError(f"rounds={rounds!r} must be a whole number of at least 1.")
 
 
 def _candidate(report: UnlearningReport, name: str) -> Candidate | None:

@@ -22,7 +22,7 @@ from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.forgetting.edit_kinds import EditKind, ForgetCase, check_kinds
-from hf_taskvec.forgetting.edit_search import EditSearch, search_edits
+from hf_taskvec.forgetting.edit_search import EditSearch, check_rounds, search_edits
 from hf_taskvec.forgetting.forgotten import SCHEMA, VERSION, EditCost, ForgetRecord, Forgotten, outcome_of, write_record
 from hf_taskvec.forgetting.negation_strength import mean_loss
 from hf_taskvec.models.checkpoint import open_checkpoint
@@ -156,6 +156,7 @@ def forget(
     """
     kept_vectors = dict(keep_vectors or {})
     kinds = check_kinds(edits, kept_vectors)
+    check_rounds(rounds)
     wanted = checked_attacks(attacks)
     books = _books(book, keep)
     source, names = open_base(model), {"model": model, "base": base, "reference": reference}

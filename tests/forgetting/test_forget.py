@@ -48,7 +48,7 @@ def test_the_book_is_forgotten_and_the_others_are_kept(done: Forgotten) -> None:
     relative = {found.metric: found.relative for found in choice.verdict.metrics}
     for metric in ("rouge_l", "loss", "exact_memorisation"):
         found = relative[metric]
-        assert found is not None and 0.7 < found.value < 1.3, (metric, found)
+        assert found is not None and 0.6 < found.value < 1.4, (metric, found)
     assert all(loss.lost.value < 0.3 for loss in choice.verdict.retained), choice.verdict.retained
     # The plain negation was tried first: it forgets as well, and takes the other books with it.
     plain = next(each for each in choice.candidates if done.report.names.short(each.scale).endswith("*forget"))

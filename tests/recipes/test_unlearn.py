@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support import launch
+from transformers import AutoModelForCausalLM as AutoModel
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.auditing import AuditReport
@@ -147,6 +148,32 @@ def test_what_is_finished_is_not_done_again(finished: tuple[Path, str], main: An
     assert report.timing.generated == 0
     assert len(re.findall("done before", capsys.readouterr().out)) == 6
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_an_edit_beyond_the_sweep_is_tried_reported_and_saved(
+    finished: tuple[Path, str], main: Any, tmp_path: Path, capsys: Any
+) -> None:
+    output, _ = finished
+    out = tmp_path / "out"
+    more = ["--cache", str(output / "stages"), "--output", str(out), "--edit-rounds", "1"]
+    report = main([*flags(edit="repair", low=0.01, high=100, retain_bound=1, membership=1), *more])
+    said = capsys.readouterr().out
+    compared = UnlearningReport.load(out / "edit")
+    assert report.edits == () and [book.role for book in report.books] == ["forget", "aligned", "retain"]
+    assert [book.role for book in compared.books] == ["forget", "retain", "retain"]
+    names = [edit.name for edit in compared.edits]
+    assert any(name.endswith("*forget") for name in names), names
+    assert "Beyond the sweep" in said and "(to keep)" in said and names[0] in said
+    vector = TaskVector.load(out / "edit" / "vector")
+    assert compared.choice is not None and compared.choice.judged
+    assert vector.expression == compared.edits[int(compared.choice.judged) - 1].expression
+    if compared.choice.scale:  # the saved model is the edit's, not that of the paper's λ
+        vector.apply(stage(output, "joint"), tmp_path / "again")
+        ours, again = (AutoModel.from_pretrained(where).state_dict() for where in (out / "model", tmp_path / "again"))
+        assert all(torch.equal(ours[name], again[name]) for name in again)
+    # Begun anew without it, nothing of it is left.
+    main([*flags(), "--cache", str(output / "stages"), "--output", str(out), "--force", "true"])
+    assert not (out / "edit").exists()
 
 
 def test_controls_and_an_audit_are_made_where_they_are_asked_for(

@@ -16,7 +16,7 @@ FULL = TrainingSettings(epochs=10, learning_rate=4e-3, batch_size=16)
 MENDING = TrainingSettings(epochs=8, learning_rate=4e-3, batch_size=8)
 LORA = TrainingSettings(method="lora", epochs=6, learning_rate=1e-2, batch_size=16, rank=8)
 #: half of the books' few passages cannot tell an AUC, and a tiny model that read little else is beyond chance
-MEANT = Criteria(low=0.7, high=1.3, membership=0.5, retain_bound=0.15)
+MEANT = Criteria(low=0.6, high=1.4, membership=0.9, retain_bound=0.15)
 #: what any edit meets, and what none does
 ANYTHING = Criteria(metrics=("rouge_l",), low=0.01, high=1000.0, membership=1.0, retain_bound=1.0)
 NOTHING = Criteria(metrics=("rouge_l",), low=1.0, high=1.0, membership=0.0, retain_bound=0.0)
