@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         searched = search_edits(
             case,
             check_kinds(dict.fromkeys(["negate", config.edit]), case.keep_vectors),
-            lambda tried: compared(tried, output=output / EDIT_FOLDER, criteria=config.criteria),
+            lambda tried: compared(tried, criteria=config.criteria),
             rounds=config.edit_rounds,
         )
 
@@ -235,6 +235,8 @@ def save(
     chosen = scale * vector if scale else None
     if searched is not None:
         files |= {"the edits": output / EDIT_FOLDER / "report.md"}
+        if main_process:
+            searched.report.save(output / EDIT_FOLDER)
         if searched.judged is not None:
             files["the edit"] = output / EDIT_FOLDER / "vector"
             if main_process:

@@ -30,8 +30,9 @@ EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
 # How much of the kept books' own vectors is added where some are given.
 _ADDED_BACK = 0.5
 # Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
-# back a part of what was negated, so it starts beyond that strength.
-_NEAR_CHANCE, _BEYOND = 0.9, 1.4
+# back a part of what was negated, so it starts beyond that strength; less is needed where what the book shares with the
+# kept ones is left alone: of a projected vector all of it is the book's own.
+_NEAR_CHANCE, _BEYOND, _BEYOND_PROJECTED = 0.9, 1.4, 0.95
 # The next try, where one forgot too little, too much, or cost the kept books too much.
 _STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
 
@@ -196,7 +197,8 @@ def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
 def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
     """A negation beyond what is left of the book, then a short fine-tune on the kept text."""
     if last is None or last.strength is None or last.epochs is None or reached is None:
-        strength = _BEYOND * case.strength(case.start_of_repair, case.near_chance)
+        beyond = _BEYOND_PROJECTED if case.keep_vectors else _BEYOND
+        strength = beyond * case.strength(case.start_of_repair, case.near_chance)
         epochs = case.repairing.epochs
     else:
         strength, epochs = next_try(reached, case.criteria, last.strength, last.epochs)

@@ -13,6 +13,7 @@ from hf_taskvec.auditing.audit_parts import AttackGroup
 from hf_taskvec.auditing.audit_run import audit, checked_attacks
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError
+from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.sweeping import sweep
@@ -193,6 +194,7 @@ def forget(
         "write_anyway": write_anyway,
         "seed": seed,
     }
+    ensure_matplotlib()  # before hours of work
     folder = open_results_folder(output, settings, overwrite)
     live, seen_by_none = (
         load_for_evaluation(model),
@@ -236,7 +238,8 @@ def forget(
         tokenizer=tokenizer,
         progress=progress,
     )
-    search = search_edits(case, kinds, lambda tried: asking(tried, None, output=folder), rounds=rounds)
+    search = search_edits(case, kinds, lambda tried: asking(tried, None), rounds=rounds)
+    processes().together(lambda: search.report.save(folder), main_only=True)
     audited = None
     written = _save(search, model, folder, write_anyway)
     judged = search.judged
