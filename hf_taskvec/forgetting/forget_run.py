@@ -157,7 +157,7 @@ def forget(
     kept_vectors = dict(keep_vectors or {})
     kinds = check_kinds(edits, kept_vectors)
     wanted = checked_attacks(attacks)
-    books = _books(book, keep)
+    books = checked_books(book, keep)
     source, names = open_base(model), {"model": model, "base": base, "reference": reference}
     prints = _fingerprints(source, names)
     never = _never_seen(vector, base, reference, prints)
@@ -165,10 +165,8 @@ def forget(
     for given in ([] if vector is None else [vector], kept_vectors.values()):
         for each in given:
             check_fits(each, source.weights)
-    tuning = training or TrainingSettings(epochs=_EPOCHS, seed=seed)
-    mending = repairing or replace(
-        tuning, epochs=-(-tuning.epochs // 2), batch_size=max(1, tuning.batch_size // 2), micro_batch_size=None
-    )
+    tuning = training or default_training(seed)
+    mending = repairing or default_repairing(tuning)
     length = min(_BLOCK, source.context or _BLOCK) if block_length is None else block_length
     texts = _Texts(tokenizer, length, block_stride)
     forgotten = [each for each in books if each.role == "forget"]
@@ -283,7 +281,7 @@ def forget(
 # What is given.
 
 
-def _books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLike]) -> tuple[Book, ...]:
+def checked_books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLike]) -> tuple[Book, ...]:
     """The books with their roles. A text file is taken whole: nobody knows that some of it was held out."""
 
     def read(given: BookLike | Sequence[BookLike], roles: tuple[Role, ...]) -> list[Book]:
@@ -301,6 +299,21 @@ def _books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLi
         raise BadValueError("there is no book to forget.")
     check_books_differ(books)
     return books
+
+
+def default_training(seed: int) -> TrainingSettings:
+    """How the book's vector is trained if nobody says so."""
+    return TrainingSettings(epochs=_EPOCHS, seed=seed)
+
+
+def default_repairing(training: TrainingSettings) -> TrainingSettings:
+    """How a model is repaired if nobody says so."""
+    return replace(
+        training,
+        epochs=-(-training.epochs // 2),
+        batch_size=max(1, training.batch_size // 2),
+        micro_batch_size=None,
+    )
 
 
 def _fingerprints(source: TrainingBase, models: Mapping[str, str | Path | None]) -> dict[str, str]:
