@@ -160,7 +160,11 @@ def check_kinds(kinds: object, keep_vectors: Mapping[str, TaskVector]) -> tuple[
     if not given:
         raise BadValueError(f"no kind of edit is to be tried: name some of {', '.join(EDIT_KINDS)}.")
     if "project" in given and not keep_vectors:
-        raise BadValueError("the kind 'project' takes the kept books' own vectors away: give keep_vectors.")
+        raise BadValueError(
+            "the kind 'project' leaves the kept books' own vectors alone: give keep_vectors={'other': ...}."
+        )
+    if "forget" in keep_vectors:
+        raise BadValueError("the name 'forget' is that of the vector to negate: name the kept book's vector otherwise.")
     return tuple(dict.fromkeys(given))
 
 

@@ -162,9 +162,9 @@ def forget(
     prints = _fingerprints(source, names)
     never = _never_seen(vector, base, reference, prints)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-    for given in ([] if vector is None else [vector], kept_vectors.values()):
-        for each in given:
-            check_fits(each, source.weights)
+    given = ({} if vector is None else {"forget": vector}) | kept_vectors
+    for each in given.values():
+        check_fits(each, source.weights)
     tuning = training or default_training(seed)
     mending = repairing or default_repairing(tuning)
     length = min(_BLOCK, source.context or _BLOCK) if block_length is None else block_length
@@ -177,7 +177,7 @@ def forget(
     settings = {
         "models": prints,
         "books": {f"{each.name} ({each.role})": each.fingerprint for each in books},
-        "vectors": {n: v.fingerprint for n, v in ({"forget": vector} if vector else {} | kept_vectors).items()},
+        "vectors": {n: v.fingerprint for n, v in given.items()},
         "edits": list(kinds),
         "rounds": rounds,
         "training": asdict(tuning),
@@ -190,7 +190,7 @@ def forget(
         "write_anyway": write_anyway,
         "seed": seed,
     }
-    folder = open_results_folder(output, settings, overwrite)
+    folder = open_results_folder(output, settings, overwrite, "overwrite=True")
     live, seen_by_none = (
         load_for_evaluation(model),
         {"base" if never == base else "reference": load_for_evaluation(never)},
