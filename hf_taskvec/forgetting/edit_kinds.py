@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 EditKind = Literal["negate", "project", "learned", "repair"]
 EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
 
+#: what is tried if nobody says so, the cheapest first
+DEFAULT_KINDS: tuple[EditKind, ...] = ("negate", "repair")
+
 # How much of the kept books' own vectors is added where some are given.
 _ADDED_BACK = 0.5
 # Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
@@ -150,7 +153,7 @@ class TriedEdit:
 Proposal = Callable[[ForgetCase, TriedEdit | None, Candidate | None], TriedEdit | None]
 
 
-def check_kinds(kinds: object, keep_vectors: Mapping[str, TaskVector]) -> tuple[EditKind, ...]:
+def check_kinds(kinds: object, keep_vectors: Mapping[str, object]) -> tuple[EditKind, ...]:
     """The kinds that a caller names, refused if there is no such kind or one lacks what it needs."""
     given = [kinds] if isinstance(kinds, str) else list(kinds)  # type: ignore[call-overload]
     for kind in given:

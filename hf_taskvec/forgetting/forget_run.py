@@ -21,7 +21,7 @@ from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
 from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
-from hf_taskvec.forgetting.edit_kinds import EditKind, ForgetCase, check_kinds
+from hf_taskvec.forgetting.edit_kinds import DEFAULT_KINDS, EditKind, ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import EditSearch, search_edits
 from hf_taskvec.forgetting.forgotten import SCHEMA, VERSION, EditCost, ForgetRecord, Forgotten, outcome_of, write_record
 from hf_taskvec.forgetting.negation_strength import mean_loss
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 #: a book, or where its text lies
 BookLike = Book | str | Path
 
+#: what is made if nobody says so
+DEFAULT_ATTACKS: tuple[AttackGroup, ...] = ("relearn",)
+
 _EPOCHS = 5
 _BLOCK = 256
 
@@ -53,7 +56,7 @@ def forget(
     vector: TaskVector | None = None,
     keep_vectors: Mapping[str, TaskVector] | None = None,
     reference: str | Path | None = None,
-    edits: Sequence[EditKind] = ("negate", "repair"),
+    edits: Sequence[EditKind] = DEFAULT_KINDS,
     rounds: int = 3,
     training: TrainingSettings | None = None,
     repairing: TrainingSettings | None = None,
@@ -61,7 +64,7 @@ def forget(
     block_stride: int | None = None,
     protocol: "str | protocols.Protocol | None" = None,
     criteria: Criteria | None = None,
-    attacks: Sequence[AttackGroup] = ("relearn",),
+    attacks: Sequence[AttackGroup] = DEFAULT_ATTACKS,
     write_anyway: bool = False,
     tokenizer: Any = None,
     batch_size: int | None = None,
