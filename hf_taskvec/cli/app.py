@@ -21,6 +21,7 @@ from hf_taskvec.cli.compare import compare_command
 from hf_taskvec.cli.compress import compress_command
 from hf_taskvec.cli.evaluate import evaluate_command
 from hf_taskvec.cli.extract import extract_command
+from hf_taskvec.cli.forget import forget_command
 from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
@@ -53,6 +54,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "eval": evaluate_command,
         "sweep": sweep_command,
         "choose": choose_command,
+        "forget": forget_command,
         "audit": audit_command,
         "survival": survival_command,
     },

@@ -48,7 +48,8 @@ from hf_taskvec.cli.evaluation_options import (
     load_model,
     own_base,
 )
-from hf_taskvec.cli.results import CommandResult, TextTable
+from hf_taskvec.cli.report_answer import attack_lines
+from hf_taskvec.cli.results import CommandResult
 from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -193,20 +194,15 @@ def _dry_run(
 
 
 def _show(report: "AuditReport", scale: float | None, output: Path, as_json: bool) -> None:
-    from hf_taskvec.auditing.audit_words import overview_rows
     from hf_taskvec.distributed import processes
-    from hf_taskvec.evaluation.reporting.number_formats import format_number
 
     if not processes().is_main_process:
         return
     record_command(output)
     told: dict[str, Any] = {"output": str(output), "scale": scale, "passed": report.passed, "sentence": report.sentence}
-    lines: list[str | TextTable] = [report.sentence]
-    if report.findings:
-        rows = overview_rows(report, lambda relative: format_number(relative.value, 2))
-        heads = ["attack", *(name.replace("_", " ") for name in report.criteria.judged), "says"]
-        lines += ["", TextTable("R under each attack: 0 is untouched, 1 never seen", heads, rows)]
-    lines += [
+    lines = [
+        report.sentence,
+        *attack_lines(report),
         "",
         f"{output}: audit.json, audit.md and plots, with intervals, all other measures and what was not tried",
     ]

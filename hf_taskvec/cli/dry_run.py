@@ -70,6 +70,11 @@ def weights_size(where: str, token: str | None = None) -> int | None:
     return sum(size for name, size in _files(where, token) if name.endswith((".safetensors", ".bin")))
 
 
+def copied_size(model: str, token: str | None = None) -> int:
+    """What an edited copy of a model takes at most, whatever the edit: all of its files, and the records."""
+    return sum(size for _, size in _files(model, token)) + _RECORDS
+
+
 def _files(where: str, token: str | None) -> list[tuple[str, int]]:
     folder = Path(where)
     if folder.is_dir():

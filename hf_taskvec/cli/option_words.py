@@ -26,6 +26,9 @@ _CALLS = (
     (r"\bload_book\(\.\.\., name=\.\.\.\)", "give the files different names"),
     (r"\bload_book\(\.\.\., encoding=[^)]*\)", "save it as UTF-8"),
     (r"\bload the book with held_out=0\b", "pass --all-seen"),
+    (r"\bkeep_vectors=\{(['\"])(.*?)\1: \.\.\.\}", r"--keep-vector \2=PATH"),
+    (r"\bkeep=\['([^']*)'\]", r"--retain \1"),
+    (r"\bwrite_anyway=True\b", "--write-anyway"),
     (r"\bothers=\{(['\"])(.*?)\1: \.\.\.\}", r"--control-vector \2=…"),
     (r"\baccept a retain_bound of ([\d.]+)", r"accept --retain-bound \1"),
     (r"\bCriteria\(metrics=\('(\w+)',\)\)", r"--metric \1"),
@@ -41,6 +44,7 @@ _ELSEWHERE = {
     "vocabulary": "taskvec extract --vocabulary",
     "reference": "taskvec extract --reference",
     "scale": "taskvec apply --scale",
+    "gradient_checkpointing": "Python's TrainingSettings(gradient_checkpointing=True)",
     "likelihood": "Python's sweep(..., likelihood=True)",
     "verify": "Python's TaskVector.load(..., verify=False)",
 }
@@ -48,6 +52,8 @@ _RENAMED = {
     "base_model_name_or_path": "base_name",
     "commit_message": "message",
     "datasets": "dataset",
+    "length": "block_length",
+    "stride": "block_stride",
     "metrics": "metric",
 }
 # Words of the notation and of protocols, which are typed as they are.

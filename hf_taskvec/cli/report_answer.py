@@ -1,4 +1,4 @@
-"""A report on the screen: the scores, what each metric says of the book, the λ to take, and its controls."""
+"""Reports on the screen: the scores, what each metric says of the book, the λ to take, its controls; and attacks."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,10 +11,10 @@ from hf_taskvec.cli.results import CommandResult, TextTable
 from hf_taskvec.escaping import visible
 
 if TYPE_CHECKING:
+    from hf_taskvec.auditing.audit_report import AuditReport
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
     from hf_taskvec.evaluation.scoring.scale_choice import Choice
-    from hf_taskvec.evaluation.scoring.verdict import Verdict
 
 
 def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, *, chosen: bool = True) -> None:
@@ -37,15 +37,13 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     values: dict[str, Any] = {"output": None if output is None else str(output), "protocol": report.protocol.id}
     if report.edits:
         values["edits"] = [{"scale": scale, "name": report.names.short(scale)} for scale in report.scales]
-    lines: list[str | TextTable] = [_scores(report)]
+    lines: list[str | TextTable] = [scores_table(report)]
     choice = report.choice if chosen else None
     if chosen:
-        values |= _choice_values(report, choice)
+        values |= choice_values(report, choice)
         values["controls"] = None if report.controls is None else report.controls.to_dict()
     if choice is not None:
-        if choice.verdict is not None:
-            lines += ["", _verdict_table(report, choice, choice.verdict)]
-        lines += ["", in_cli_words(choice.reason, None)]
+        lines += [*verdict_lines(report, choice), "", in_cli_words(choice.reason, None)]
         if report.controls is not None:
             lines += _controls(report.controls)
     values["rouge_l"] = [
@@ -64,7 +62,8 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     CommandResult(values, lines).show(as_json)
 
 
-def _choice_values(report: "UnlearningReport", choice: "Choice | None") -> dict[str, Any]:
+def choice_values(report: "UnlearningReport", choice: "Choice | None") -> dict[str, Any]:
+    """What was chosen and why, for scripts."""
     if choice is None:
         return {"scale": None, "reason": None}
     called = {None: None} | {scale: report.names.short(scale) for scale in report.scales}
@@ -90,7 +89,8 @@ def _controls(table: "ControlTable") -> list[str | TextTable]:
     return [*lines, "", f"Controls: {table.sentence}"]
 
 
-def _scores(report: "UnlearningReport") -> TextTable:
+def scores_table(report: "UnlearningReport") -> TextTable:
+    """Rouge-L of every book at every λ, or with every edit."""
     columns = []
     for book in report.books:
         for split in ("seen", "held_out"):
@@ -111,10 +111,25 @@ def _head_of(report: "UnlearningReport") -> Callable[[float], str]:
     return report.names.short if report.edits else report.names.phrase
 
 
-def _verdict_table(report: "UnlearningReport", choice: "Choice", verdict: "Verdict") -> TextTable:
+def verdict_lines(report: "UnlearningReport", choice: "Choice") -> list[str | TextTable]:
+    """What each metric says of the λ or the edit that is judged, if there is one, after an empty line."""
     from hf_taskvec.evaluation.reporting.verdict_tables import VERDICT_HEADS, short_verdict
 
+    if choice.verdict is None:
+        return []
     which = "chosen" if choice.scale is not None else "nearest"
     assert choice.judged is not None
     title = f"{_head_of(report)(choice.judged)} ({which}), on the half of the passages that did not choose it"
-    return TextTable(title, VERDICT_HEADS, short_verdict(verdict, report.metric))
+    return ["", TextTable(title, VERDICT_HEADS, short_verdict(choice.verdict, report.metric))]
+
+
+def attack_lines(report: "AuditReport") -> list[str | TextTable]:
+    """R under each attack that was made, if one was, after an empty line."""
+    from hf_taskvec.auditing.audit_words import overview_rows
+    from hf_taskvec.evaluation.reporting.number_formats import format_number
+
+    if not report.findings:
+        return []
+    rows = overview_rows(report, lambda relative: format_number(relative.value, 2))
+    heads = ["attack", *(name.replace("_", " ") for name in report.criteria.judged), "says"]
+    return ["", TextTable("R under each attack: 0 is untouched, 1 never seen", heads, rows)]

@@ -37,7 +37,9 @@ EDIT_FOLDER = "edit"
 OUTPUTS = {"model": MODEL_RECORD, "adapter": ADAPTER_RECORD, "vector": VECTOR_RECORD}
 
 
-def open_results_folder(output: str | Path, settings: dict[str, Any], force: bool = False) -> Path:
+def open_results_folder(
+    output: str | Path, settings: dict[str, Any], force: bool = False, forced_by: str = "--force"
+) -> Path:
     """The output folder, with the resolved settings in it. A folder with results of other settings is refused.
 
     Args:
@@ -48,6 +50,8 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
         force (`bool`, *optional*, defaults to `False`):
             Take over a folder of other settings; results that lie in it are removed, so that what is there afterwards
             belongs together.
+        forced_by (`str`, *optional*, defaults to `"--force"`):
+            How the caller's user says `force`.
 
     Returns:
         `Path`: The folder.
@@ -73,7 +77,7 @@ def open_results_folder(output: str | Path, settings: dict[str, Any], force: boo
             changes = ", ".join(f"{k}: {_short(before.get(k))} → {_short(settings.get(k))}" for k in other[:3])
             raise OutputError(
                 f"the output folder {folder.name} holds the results of another config ({changes}). Choose another "
-                "--output, or pass --force to replace them."
+                f"--output, or pass {forced_by} to replace them."
             )
     elif others and not (folder / SETTINGS_FILE).exists():
         raise OutputError(f"the folder {folder.name} holds other files. Choose a new or empty folder as --output.")

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 EditKind = Literal["negate", "project", "learned", "repair"]
 EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
 
+#: what is tried if nobody says so, the cheapest first
+DEFAULT_KINDS: tuple[EditKind, ...] = ("negate", "repair")
+
 # How much of the kept books' own vectors is added where some are given.
 _ADDED_BACK = 0.5
 # Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
@@ -151,7 +154,7 @@ class TriedEdit:
 Proposal = Callable[[ForgetCase, TriedEdit | None, Candidate | None], TriedEdit | None]
 
 
-def check_kinds(kinds: object, keep_vectors: Mapping[str, TaskVector]) -> tuple[EditKind, ...]:
+def check_kinds(kinds: object, keep_vectors: Mapping[str, object]) -> tuple[EditKind, ...]:
     """The kinds that a caller names, refused if there is no such kind or one lacks what it needs."""
     given = [kinds] if isinstance(kinds, str) else list(kinds)  # type: ignore[call-overload]
     for kind in given:
@@ -161,7 +164,11 @@ def check_kinds(kinds: object, keep_vectors: Mapping[str, TaskVector]) -> tuple[
     if not given:
         raise BadValueError(f"no kind of edit is to be tried: name some of {', '.join(EDIT_KINDS)}.")
     if "project" in given and not keep_vectors:
-        raise BadValueError("the kind 'project' takes the kept books' own vectors away: give keep_vectors.")
+        raise BadValueError(
+            "the kind 'project' leaves the kept books' own vectors alone: give keep_vectors={'other': ...}."
+        )
+    if "forget" in keep_vectors:
+        raise BadValueError("the name 'forget' is that of the vector to negate: name the kept book's vector otherwise.")
     return tuple(dict.fromkeys(given))
 
 

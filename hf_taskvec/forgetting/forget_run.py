@@ -22,7 +22,7 @@ from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
 from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
-from hf_taskvec.forgetting.edit_kinds import EditKind, ForgetCase, check_kinds
+from hf_taskvec.forgetting.edit_kinds import DEFAULT_KINDS, EditKind, ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import EditSearch, check_rounds, search_edits
 from hf_taskvec.forgetting.forgotten import SCHEMA, VERSION, EditCost, ForgetRecord, Forgotten, outcome_of, write_record
 from hf_taskvec.forgetting.negation_strength import mean_loss
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 #: a book, or where its text lies
 BookLike = Book | str | Path
 
+#: what is made if nobody says so
+DEFAULT_ATTACKS: tuple[AttackGroup, ...] = ("relearn",)
+
 _EPOCHS = 5
 _BLOCK = 256
 
@@ -54,7 +57,7 @@ def forget(
     vector: TaskVector | None = None,
     keep_vectors: Mapping[str, TaskVector] | None = None,
     reference: str | Path | None = None,
-    edits: Sequence[EditKind] = ("negate", "repair"),
+    edits: Sequence[EditKind] = DEFAULT_KINDS,
     rounds: int = 3,
     training: TrainingSettings | None = None,
     repairing: TrainingSettings | None = None,
@@ -62,7 +65,7 @@ def forget(
     block_stride: int | None = None,
     protocol: "str | protocols.Protocol | None" = None,
     criteria: Criteria | None = None,
-    attacks: Sequence[AttackGroup] = ("relearn",),
+    attacks: Sequence[AttackGroup] = DEFAULT_ATTACKS,
     write_anyway: bool = False,
     tokenizer: Any = None,
     batch_size: int | None = None,
@@ -159,18 +162,16 @@ def forget(
     kinds = check_kinds(edits, kept_vectors)
     check_rounds(rounds)
     wanted = checked_attacks(attacks)
-    books = _books(book, keep)
+    books = checked_books(book, keep)
     source, names = open_base(model), {"model": model, "base": base, "reference": reference}
     prints = _fingerprints(source, names)
     never = _never_seen(vector, base, reference, prints)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-    for given in ([] if vector is None else [vector], kept_vectors.values()):
-        for each in given:
-            check_fits(each, source.weights)
-    tuning = training or TrainingSettings(epochs=_EPOCHS, seed=seed)
-    mending = repairing or replace(
-        tuning, epochs=-(-tuning.epochs // 2), batch_size=max(1, tuning.batch_size // 2), micro_batch_size=None
-    )
+    given = ({} if vector is None else {"forget": vector}) | kept_vectors
+    for each in given.values():
+        check_fits(each, source.weights)
+    tuning = training or default_training(seed)
+    mending = repairing or default_repairing(tuning)
     length = min(_BLOCK, source.context or _BLOCK) if block_length is None else block_length
     texts = _Texts(tokenizer, length, block_stride)
     forgotten = [each for each in books if each.role == "forget"]
@@ -181,7 +182,7 @@ def forget(
     settings = {
         "models": prints,
         "books": {f"{each.name} ({each.role})": each.fingerprint for each in books},
-        "vectors": {n: v.fingerprint for n, v in ({"forget": vector} if vector else {} | kept_vectors).items()},
+        "vectors": {n: v.fingerprint for n, v in given.items()},
         "edits": list(kinds),
         "rounds": rounds,
         "training": asdict(tuning),
@@ -195,7 +196,7 @@ def forget(
         "seed": seed,
     }
     ensure_matplotlib()  # before hours of work
-    folder = open_results_folder(output, settings, overwrite)
+    folder = open_results_folder(output, settings, overwrite, "overwrite=True")
     live, seen_by_none = (
         load_for_evaluation(model),
         {"base" if never == base else "reference": load_for_evaluation(never)},
@@ -287,7 +288,7 @@ def forget(
 # What is given.
 
 
-def _books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLike]) -> tuple[Book, ...]:
+def checked_books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLike]) -> tuple[Book, ...]:
     """The books with their roles. A text file is taken whole: nobody knows that some of it was held out."""
 
     def read(given: BookLike | Sequence[BookLike], roles: tuple[Role, ...]) -> list[Book]:
@@ -305,6 +306,21 @@ def _books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLi
         raise BadValueError("there is no book to forget.")
     check_books_differ(books)
     return books
+
+
+def default_training(seed: int) -> TrainingSettings:
+    """How the book's vector is trained if nobody says so."""
+    return TrainingSettings(epochs=_EPOCHS, seed=seed)
+
+
+def default_repairing(training: TrainingSettings) -> TrainingSettings:
+    """How a model is repaired if nobody says so."""
+    return replace(
+        training,
+        epochs=-(-training.epochs // 2),
+        batch_size=max(1, training.batch_size // 2),
+        micro_batch_size=None,
+    )
 
 
 def _fingerprints(source: TrainingBase, models: Mapping[str, str | Path | None]) -> dict[str, str]:

@@ -68,6 +68,7 @@ BAD = [
     (["choose", "nowhere", "-o", "x"], "no report at 'nowhere': the sweep writes one"),
     (["choose", "vector", "-o", "x"], "no report at"),
     (["choose", "vector", "--retain-bound", "2", "-o", "x"], "--retain-bound 2.0 must be between 0 and 1"),
+    (["forget", "tuned", "--forget", "lamps.txt", "--base", "base", "-o", "x"], "no text to keep"),
     ([*AUDIT, "--attack", "relern", "--reference", "base", "-o", "x"], "Did you mean 'relearn'"),
     ([*AUDIT, "--metric", "rogue_l", "--reference", "base", "-o", "x"], "Did you mean 'rouge_l'"),
     ([*AUDIT, "--learning-rate", "-1", "--reference", "base", "-o", "x"], "--learning-rate -1.0"),

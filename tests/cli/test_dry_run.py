@@ -19,6 +19,7 @@ from support.hub_server import HubServer
         ["eval", "base", "--forget", "lamps.txt", "-o", "x"],
         ["sweep", "vector", "base", "--forget", "lamps.txt", "-o", "x"],
         ["audit", "vector", "tuned", "--forget", "lamps.txt", "--reference", "base", "-o", "x"],
+        ["forget", "tuned", "--forget", "lamps.txt", "--retain", "boats.txt", "--base", "base", "-o", "x"],
         ["push", "vector", "me/x"],
     ],
     ids=lambda arguments: arguments[0],

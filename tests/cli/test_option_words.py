@@ -20,8 +20,11 @@ from hf_taskvec.cli.option_words import in_cli_words, option_names
 
 PACKAGE = Path(hf_taskvec.__file__).parent
 NAMED = {name: command for each in _COMMANDS.values() for name, command in each.items()}
-# What a command calls; `analysis` has its own functions, and training has no command.
-REACHED = ("algebra", "application", "auditing", "evaluation", "extraction", "files", "merging", "models", "publishing")
+# What a command calls; `analysis` has its own functions.
+REACHED = (
+    *("algebra", "application", "auditing", "evaluation", "extraction", "files", "forgetting", "merging", "models"),
+    *("publishing", "training"),
+)
 
 
 @cache

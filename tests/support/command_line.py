@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 COMMANDS = [
     *("extract", "show", "compare", "combine", "compress"),
-    *("apply", "adapter", "eval", "sweep", "choose", "audit", "survival"),
+    *("apply", "adapter", "eval", "sweep", "choose", "forget", "audit", "survival"),
     *("card", "push"),
 ]
 SECRET = "hf_" + "SeCrEt" * 6

@@ -59,6 +59,22 @@ def make_books_and_tokenizer() -> tuple[Any, tuple[Any, ...]]:
     return tokenizer, books
 
 
+def learn(model: Any, tokenizer: Any, books: tuple[Any, ...], *, seed: int, epochs: int = 12) -> Any:
+    """Train a model until it knows the seen text of the books by heart; the same model."""
+    import torch
+
+    ids = torch.tensor([row for book in books for row in book.training_blocks(tokenizer, 32, 4)["input_ids"]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(ids), generator=generator).split(32):
+            model(input_ids=ids[rows], labels=ids[rows]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.eval()
+
+
 def make_audited() -> Audited:
     import torch
     from support.tiny_books import tiny_llama
@@ -66,17 +82,7 @@ def make_audited() -> Audited:
     tokenizer, books = make_books_and_tokenizer()
 
     def trained(seed: int, read: tuple[Any, ...]) -> Any:
-        model = tiny_llama(width=64, seed=seed)
-        ids = torch.tensor([row for book in read for row in book.training_blocks(tokenizer, 32, 4)["input_ids"]])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-        generator = torch.Generator().manual_seed(seed)
-        model.train()
-        for _ in range(12):
-            for rows in torch.randperm(len(ids), generator=generator).split(32):
-                model(input_ids=ids[rows], labels=ids[rows]).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return model.eval()
+        return learn(tiny_llama(width=64, seed=seed), tokenizer, read, seed=seed)
 
     with torch.random.fork_rng():
         reference = trained(1, books[1:])

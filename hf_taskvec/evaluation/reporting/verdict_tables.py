@@ -88,26 +88,21 @@ def retained_table(verdict: Verdict, info_of: Callable[[str], MetricInfo]) -> st
 
 def candidates_table(candidates: Sequence[Candidate], criteria: Criteria, names: EditNames) -> str:
     """R by every metric at every λ on the half that chooses, and what it cost there."""
-    heads = [
-        names.noun,
-        *(f"R, {name}" for name in criteria.judged),
-        "AUC above reference",
-        "worst loss kept",
-        "qualifies",
-    ]
-    rows = []
-    for each in candidates:
-        relative = [each.relative.get(name) for name in criteria.judged]
-        rows.append(
-            [
-                names.short(each.scale),
-                *("–" if value is None else format_number(value, 2) for value in relative),
-                "–" if each.membership is None else format_number(each.membership, 2, sign=True),
-                f"{100 * each.worst_retain:.0f} %".replace("-", "−"),
-                "yes" if each.qualifies else "no",
-            ]
-        )
+    told = (f"R, {name}" for name in criteria.judged)
+    heads = [names.noun, *told, "AUC above reference", "worst loss kept", "qualifies"]
+    rows = [[names.short(each.scale), *candidate_cells(each, criteria)] for each in candidates]
     return markdown_table(heads, rows)
+
+
+def candidate_cells(candidate: Candidate, criteria: Criteria) -> list[str]:
+    """R by every metric that decides, the AUC above the reference's, the worst loss kept, and whether it qualifies."""
+    relative = [candidate.relative.get(name) for name in criteria.judged]
+    return [
+        *("–" if value is None else format_number(value, 2) for value in relative),
+        "–" if candidate.membership is None else format_number(candidate.membership, 2, sign=True),
+        f"{100 * candidate.worst_retain:.0f} %".replace("-", "−"),
+        "yes" if candidate.qualifies else "no",
+    ]
 
 
 def criteria_words(criteria: Criteria) -> str:
