@@ -40,6 +40,8 @@ from hf_taskvec.evaluation.scoring.verdict import MembershipVerdict
 from hf_taskvec.filenames import AUDIT_JSON, REPORT_JSON
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "unlearn.py"
+# The paper's sweep alone, two more λ where the first that forgets enough lies.
+PAPER = ["--edit", "paper", "--refine", "2"]
 COROLLARIES = {
     "whole vector": [],
     "rank 16": ["--rank", "16"],
@@ -85,7 +87,7 @@ def main() -> None:
 def finished(folder: Path, seed: int, flags: list[str], options: argparse.Namespace) -> UnlearningReport | None:
     """The report of a run, which is made first if it is missing; `None` if it is to be left."""
     if not options.only_table and not complete(folder, flags):
-        command = [sys.executable, str(RECIPE), "--seed", str(seed), "--correlation", "false", *flags]
+        command = [sys.executable, str(RECIPE), "--seed", str(seed), "--correlation", "false", *PAPER, *flags]
         command += ["--cache", str(options.output / "stages" / str(seed)), "--output", str(folder), *options.flags]
         subprocess.run(command, check=True)
     return UnlearningReport.load(folder) if (folder / REPORT_JSON).exists() else None
