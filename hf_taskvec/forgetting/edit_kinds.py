@@ -190,12 +190,17 @@ def project(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
 
 
 def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
-    """One coefficient for each tensor of each vector, learned by gradient until the book's loss is as never seen."""
+    """One coefficient for each tensor of each vector, learned by gradient until the book's loss is as never seen.
+
+    There is none where learning found nothing better than no edit at all.
+    """
     if last is not None:
         return None
     objective = ForgetObjective(case.forget_blocks, case.keep_blocks, target=case.never_seen)
     vectors = {"forget": case.vector, **case.keep_vectors}
     fit = fit_scales(case.model, vectors, objective, seed=case.repairing.seed, progress=case.progress)
+    if fit.kept_step == 0:
+        return None
     return TriedEdit(
         "learned coefficients", "learned", fit.vector, steps=len(fit.losses), seconds=round(fit.seconds, 1)
     )

@@ -64,7 +64,7 @@ def search_edits(
         `EditSearch`: All that was tried.
 
     Raises:
-        `BadValueError`: If there is no round to try in.
+        `BadValueError`: If there is no round to try in, or no kind has an edit to try.
     """
     check_rounds(rounds)
     tried: list[TriedEdit] = []
@@ -82,7 +82,10 @@ def search_edits(
             reached = _candidate(report, last.name)
             if report.choice is not None and report.choice.scale:
                 return EditSearch(tuple(tried), report)
-    assert report is not None  # each kind proposes at least one edit
+    if report is None:
+        raise BadValueError(
+            f"no edit of the kind {' or '.join(kinds)} was found that is better than none: try other kinds."
+        )
     return EditSearch(tuple(tried), report)
 
 

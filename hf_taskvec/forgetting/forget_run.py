@@ -24,8 +24,16 @@ from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.forgetting.edit_kinds import DEFAULT_KINDS, EditKind, ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import EditSearch, check_rounds, search_edits
-from hf_taskvec.forgetting.forgotten import SCHEMA, VERSION, EditCost, ForgetRecord, Forgotten, outcome_of, write_record
-from hf_taskvec.forgetting.negation_strength import mean_loss
+from hf_taskvec.forgetting.forgotten import (
+    SCHEMA,
+    VERSION,
+    EditCost,
+    ForgetRecord,
+    Forgotten,
+    outcome_of,
+    write_forgotten,
+)
+from hf_taskvec.forgetting.negation_strength import mean_block_loss
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 from hf_taskvec.progress import progress_line
@@ -179,6 +187,8 @@ def forget(
     forget_blocks, keep_blocks = texts.blocks(forgotten), texts.blocks(kept)  # too short a text is refused here
     asked = protocols.get(protocol)
     meant = criteria or Criteria()
+    if meant.rule != "relative":
+        raise BadValueError("forget goes by relative forgetting: give Criteria(rule='relative'), or sweep by margin.")
     settings = {
         "models": prints,
         "books": {f"{each.name} ({each.role})": each.fingerprint for each in books},
@@ -232,7 +242,7 @@ def forget(
         keep_vectors=kept_vectors,
         forget_blocks=forget_blocks,
         keep_blocks=keep_blocks,
-        never_seen=mean_loss(teacher, forget_blocks),
+        never_seen=mean_block_loss(teacher, forget_blocks),
         criteria=meant,
         repairing=mending,
         repairs=folder / "stages",
@@ -280,7 +290,7 @@ def forget(
         vector_seconds=made.seconds,
         tried=tuple(EditCost.of(each) for each in search.tried),
     )
-    processes().together(lambda: write_record(folder, record), main_only=True)
+    processes().together(lambda: write_forgotten(folder, record), main_only=True)
     processes().wait_for_everyone()
     return Forgotten.load(folder)
 

@@ -191,7 +191,7 @@ def read_record(folder: Path) -> ForgetRecord:
     return record
 
 
-def write_record(folder: Path, record: ForgetRecord) -> None:
+def write_forgotten(folder: Path, record: ForgetRecord) -> None:
     """Write `forgotten.json`."""
     text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(folder / FORGOTTEN_RECORD, text + "\n")

@@ -24,7 +24,7 @@ def chance_level(model: Any) -> float:
     return math.log(vocabulary_size(model.config))
 
 
-def mean_loss(model: Any, blocks: "datasets.Dataset", batch_size: int = 8) -> float:
+def mean_block_loss(model: Any, blocks: "datasets.Dataset", batch_size: int = 8) -> float:
     """The mean loss of a model per token, on the first blocks of a text."""
     read = blocks.select(range(min(_BLOCKS, len(blocks))))
     return float(block_losses(model, read, batch_size=batch_size, progress=False).double().mean())
@@ -72,12 +72,12 @@ def strength_for(
 
     def reaches(strength: float) -> bool:
         with edit_at(strength).applied_to(model):
-            loss = mean_loss(model, blocks, batch_size)
+            loss = mean_block_loss(model, blocks, batch_size)
         progress_line(f"strength {strength:.3g}: the loss of the text to forget is {loss:.2f}", progress)
         # Weights that overflow give no loss at all: that is beyond any level.
         return not math.isfinite(loss) or loss >= level
 
-    if (before := mean_loss(model, blocks, batch_size)) >= level:
+    if (before := mean_block_loss(model, blocks, batch_size)) >= level:
         raise BadValueError(
             f"the untouched model's loss on the text is {before:.2f}, and {level:.2f} is what never having seen it "
             "means: there is nothing to forget."

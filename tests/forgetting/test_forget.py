@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec import Forgotten, TaskVector, TaskVectorError, forget
 from hf_taskvec.errors import BadValueError, MissingNameError, OutputError
-from hf_taskvec.evaluation import load_book
+from hf_taskvec.evaluation import Criteria, load_book
 from hf_taskvec.training import repairing
 
 SCRIPT = launch.SUPPORT / "launched_forget.py"
@@ -208,6 +208,10 @@ def test_kinds_rounds_and_attacks_are_checked(refused: Any) -> None:
     refused(MissingNameError, "no kind of edit", edits=["erase"])
     refused(MissingNameError, "hypnosis", attacks=["hypnosis"])
     refused(BadValueError, "rounds=0", rounds=0)
+
+
+def test_another_rule_than_relative_forgetting_is_refused(refused: Any) -> None:
+    refused(BadValueError, "relative forgetting", criteria=Criteria(rule="margin"))
 
 
 def test_a_text_shorter_than_a_block_is_refused(refused: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.forgetting.negation_strength import chance_level, mean_loss, strength_for
+from hf_taskvec.forgetting.negation_strength import chance_level, mean_block_loss, strength_for
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def test_the_level_is_reached_and_not_long_before(given: tuple[Any, TaskVector, 
     level = 3.0
     found = strength_for(model, lambda strength: -strength * vector, blocks, level)
     with (-found * vector).applied_to(model):
-        assert mean_loss(model, blocks) >= level
+        assert mean_block_loss(model, blocks) >= level
     with (-0.94 * found * vector).applied_to(model):
-        assert mean_loss(model, blocks) < level
+        assert mean_block_loss(model, blocks) < level
     assert all(map(torch.equal, before, model.parameters()))
 
 
@@ -41,8 +41,8 @@ def test_the_loss_is_the_mean_over_all_predicted_tokens(given: tuple[Any, TaskVe
     with torch.no_grad():
         logits = model(input_ids=ids).logits[:, :-1].double()
     by_hand = -torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).mean()
-    assert mean_loss(model, blocks) == pytest.approx(float(by_hand), rel=1e-5)
-    assert mean_loss(model, blocks, batch_size=3) == pytest.approx(float(by_hand), rel=1e-5)
+    assert mean_block_loss(model, blocks) == pytest.approx(float(by_hand), rel=1e-5)
+    assert mean_block_loss(model, blocks, batch_size=3) == pytest.approx(float(by_hand), rel=1e-5)
 
 
 def test_chance_is_the_loss_of_equal_probabilities(given: tuple[Any, TaskVector, Any]) -> None:
