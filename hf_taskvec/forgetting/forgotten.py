@@ -151,7 +151,7 @@ class Forgotten:
             `CorruptFileError`: If a part of it is damaged.
         """
         folder = Path(folder)
-        record = read_record(folder)
+        record = read_forget_record(folder)
         paths = {name: folder / name if (folder / name / mark).exists() else None for name, mark in OUTPUTS.items()}
         return cls(
             folder=folder,
@@ -177,7 +177,7 @@ def outcome_of(choice: Choice) -> ForgetOutcome:
     return "forgotten" if verdict.passed else "perhaps"
 
 
-def read_record(folder: Path) -> ForgetRecord:
+def read_forget_record(folder: Path) -> ForgetRecord:
     """The record in a folder that `forget` wrote."""
     try:
         record: ForgetRecord = typed(ForgetRecord, read_json(folder / FORGOTTEN_RECORD))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,8 +25,16 @@ from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _di
 from hf_taskvec.evaluation.asking.generation import Continuation
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
-from hf_taskvec.filenames import AUDIT_JSON, REPAIR_RECORD, REPORT_JSON, TRAINING_RECORD, TRAINING_STATE
+from hf_taskvec.filenames import (
+    AUDIT_JSON,
+    FORGOTTEN_RECORD,
+    REPAIR_RECORD,
+    REPORT_JSON,
+    TRAINING_RECORD,
+    TRAINING_STATE,
+)
 from hf_taskvec.files.results_folder import open_results_folder
+from hf_taskvec.forgetting.forgotten import EditCost, ForgetRecord, read_forget_record, write_forgotten
 from hf_taskvec.models.trained_books import recorded_books
 from hf_taskvec.training.repair_record import is_repair_of, read_figures, write_repair
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
@@ -280,6 +288,57 @@ def expected_repair(document: Any, folder: Path) -> Any:
             "seconds": _number(document["seconds"]),
             "epoch_losses": [_number(loss) for loss in _typed(document["epoch_losses"], list)],
             "finished": document.get("key") == "k" * 64,
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
+
+
+_FORGOTTEN = ForgetRecord(
+    schema="hf_taskvec/forgotten",
+    version=1,
+    library="hf_taskvec 1.0",
+    outcome="perhaps",
+    sentence="the edit is the gentlest",
+    edit="-1.5*forget, repaired (4 epochs)",
+    written=True,
+    vector_tokens=512,
+    vector_seconds=1.5,
+    tried=(EditCost("-1.5*forget, repaired (4 epochs)", "repair", "-1.5*forget + repair", 4, 512, 2.5),),
+)
+_OUTCOMES = ("forgotten", "perhaps", "contradicted", "not_reached")
+_KINDS = ("negate", "project", "learned", "repair")
+
+
+def make_forgotten(folder: Path) -> None:
+    write_forgotten(folder, _FORGOTTEN)
+
+
+def read_forgotten(folder: Path) -> Any:
+    return asdict(read_forget_record(folder))
+
+
+def expected_forgotten(document: Any, folder: Path) -> Any:
+    document = _reread(_loaded(document) if isinstance(document, bytes) else document)
+
+    def cost(found: Any) -> Any:
+        texts = {name: _typed(found[name], str) for name in ("name", "kind", "expression")}
+        if texts["kind"] not in _KINDS:
+            raise MeaninglessError("no such kind")
+        numbers = {"steps": _whole(found["steps"]), "tokens": _whole(found["tokens"])}
+        return {**texts, **numbers, "seconds": _number(found["seconds"])}
+
+    try:
+        if (document["schema"], _whole(document["version"])) != ("hf_taskvec/forgotten", 1):
+            raise MeaninglessError("another file")
+        if document["outcome"] not in _OUTCOMES:
+            raise MeaninglessError("no such outcome")
+        return {
+            **{name: document[name] for name in ("schema", "version", "outcome")},
+            **{name: _typed(document[name], str) for name in ("library", "sentence", "edit")},
+            "written": _typed(document["written"], bool),
+            "vector_tokens": _whole(document["vector_tokens"]),
+            "vector_seconds": _number(document["vector_seconds"]),
+            "tried": [cost(found) for found in _typed(document["tried"], list)],
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MeaninglessError(str(error)[:100]) from None
@@ -573,6 +632,15 @@ TARGETS = [
         make_repair,
         read_repair,
         expected_repair,
+    ),
+    Target(
+        "record of a forgotten book",
+        ("hf_taskvec.forgetting.forgotten:read_forget_record",),
+        FORGOTTEN_RECORD,
+        Json(),
+        make_forgotten,
+        read_forgotten,
+        expected_forgotten,
     ),
     Target(
         "books of a training record",
