@@ -185,7 +185,7 @@ def project(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
     if last is not None:
         return None
     strength = case.strength(case.projected, case.level)
-    name = f"{-strength:.3g}*forget⟂ + {_ADDED_BACK:g}*kept"
+    name = f"{-strength:.3g}*forget⊥ + {_ADDED_BACK:g}*kept"
     return TriedEdit(name, "project", case.projected(strength), strength)
 
 
@@ -229,7 +229,7 @@ def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None
         tokenizer=case.tokenizer,
         progress=case.progress,
     )
-    start = "forget⟂" if case.keep_vectors else "forget"
+    start = "forget⊥" if case.keep_vectors else "forget"
     name = f"{-strength:g}*{start}, repaired ({epochs} epoch{'s' if epochs > 1 else ''})"
     return TriedEdit(name, "repair", done.vector, strength, epochs, done.steps, done.tokens, done.seconds)
 

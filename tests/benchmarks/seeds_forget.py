@@ -10,7 +10,7 @@ held out for the membership test), and a seed: of the training, the split and th
 three, the reference θ_0 fine-tuned on the two to keep, and every edit is judged beside it. Tried are
 
 - `negate`: −λτ at the λ where the book's loss is that of the reference;
-- `project`: −λτ⟂ + 0.5 (τ_aligned + τ_retain) at that λ;
+- `project`: −λτ⊥ + 0.5 (τ_aligned + τ_retain) at that λ;
 - `repair`: a negation beyond chance, then a fine-tune on the two books to keep for half of a retraining's epochs; where
   that does not qualify, a second try that the verdict sets (`hf_taskvec.forgetting`), usually of more epochs;
 - `project, repair`: the same from the projected edit;

@@ -147,7 +147,7 @@ def test_kept_vectors_and_learned_coefficients_are_tried(world: World, tmp_path:
     given = world.arguments(edits=["project", "learned"], vector=vector, keep_vectors={"kept": kept}, rounds=1)
     done = forget(**given, output=tmp_path / "out", write_anyway=True)
     assert [cost.kind for cost in done.record.tried][:1] == ["project"]
-    assert "⟂" in done.record.tried[0].name and "'without'" in done.record.tried[0].expression
+    assert "⊥" in done.record.tried[0].name and "'without'" in done.record.tried[0].expression
 
 
 def test_two_processes_find_what_one_finds(world: World, tmp_path: Path) -> None:
