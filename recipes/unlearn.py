@@ -185,9 +185,9 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         print_once("\n" + edit_text(searched))
 
     # 9. Does it hold under attack?
-    attacked = judged * vector if judged else None
+    attacked, called = (judged * vector, f"λ = {judged:g}") if judged else (None, "")
     if searched is not None and searched.judged is not None:
-        attacked = searched.judged.vector
+        attacked, called = searched.judged.vector, searched.judged.name
     if config.audit and attacked is not None:
         budget = Relearning(
             learning_rate=config.learning_rate,
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             batch_size=config.evaluation_batch_size,
             seed=config.seed,
         )
-        print_once(f"\nThe audit of {attacked.expression}: {audited.sentence}\nthe audit     {output / 'audit.md'}")
+        print_once(f"\nThe audit of {called}: {audited.sentence}\nthe audit     {output / 'audit.md'}")
 
     # 10. The Hub.
     if config.push_to_hub and "the model" in files:
@@ -232,7 +232,7 @@ def save(
         report.save(output, plots=False)  # the sweep has drawn them
         vector.save(output / "vector", overwrite=True)
     scale = report.choice.scale if report.choice is not None else None
-    chosen = scale * vector if scale else None
+    chosen = vector if scale else None
     if searched is not None:
         files |= {"the edits": output / EDIT_FOLDER / "report.md"}
         if main_process:
@@ -242,13 +242,15 @@ def save(
             if main_process:
                 searched.judged.vector.save(files["the edit"], overwrite=True)
         if searched.chosen is not None:
-            chosen = searched.chosen.vector
-    if chosen is not None:
-        files["the model"] = chosen.apply(joint, output / "model", overwrite=True)  # all processes share it
+            chosen, scale = searched.chosen.vector, 1.0
+    if chosen is not None and scale is not None:
+        files["the model"] = chosen.apply(
+            joint, output / "model", scale=scale, overwrite=True
+        )  # all processes share it
         if is_adapter(chosen):
             files["the adapter"] = output / "adapter"
             if main_process:
-                chosen.to_adapter(output / "adapter", base=joint, overwrite=True)
+                (scale * chosen).to_adapter(output / "adapter", base=joint, overwrite=True)
     if main_process:  # what an earlier run chose would not belong to this report
         for name in {"model", "adapter"} - {path.name for path in files.values()}:
             remove_output(output / name, OUTPUTS[name])

@@ -58,7 +58,7 @@ class ForgetCase:
         keep_blocks (`datasets.Dataset`):
             Packed blocks of the text to keep.
         never_seen (`float`):
-            The loss on the first blocks of the book to forget, per token, of a model that never saw it.
+            The loss on the book to forget (`mean_block_loss`), per token, of a model that never saw it.
         criteria (`Criteria`):
             What forgotten and kept mean.
         repairing (`TrainingSettings`):

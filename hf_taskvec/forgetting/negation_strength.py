@@ -25,8 +25,9 @@ def chance_level(model: Any) -> float:
 
 
 def mean_block_loss(model: Any, blocks: "datasets.Dataset", batch_size: int = 8) -> float:
-    """The mean loss of a model per token, on the first blocks of a text."""
-    read = blocks.select(range(min(_BLOCKS, len(blocks))))
+    """The mean loss of a model per token, on some blocks at equal distances: of several books, some of each."""
+    count = min(_BLOCKS, len(blocks))
+    read = blocks.select([number * len(blocks) // count for number in range(count)])
     return float(block_losses(model, read, batch_size=batch_size, progress=False).double().mean())
 
 
@@ -41,7 +42,7 @@ def strength_for(
 ) -> float:
     """The smallest strength, within 5 %, at which an edited model's loss on a text reaches a level.
 
-    The strength is doubled until the level is reached, then halved in between: about eight passes over the first
+    The strength is doubled until the level is reached, then halved in between: about eight passes over at most 32
     blocks of the text. In every process of a launch the answer is the same.
 
     Args:

@@ -45,6 +45,18 @@ def test_the_loss_is_the_mean_over_all_predicted_tokens(given: tuple[Any, TaskVe
     assert mean_block_loss(model, blocks, batch_size=3) == pytest.approx(float(by_hand), rel=1e-5)
 
 
+def test_of_a_long_text_some_blocks_of_every_part_are_read(given: tuple[Any, TaskVector, Any]) -> None:
+    from datasets import Dataset
+
+    model, _, blocks = given
+    known, noise = blocks["input_ids"][0], torch.randint(0, 400, (32,), generator=torch.Generator().manual_seed(0))
+    rows = [known] * 50 + [noise.tolist()] * 50  # two books, the second unknown
+    long = Dataset.from_dict({"input_ids": rows, "attention_mask": [[1] * 32] * 100, "labels": rows})
+    each = [mean_block_loss(model, long.select([number])) for number in (0, 99)]
+    assert each[1] > each[0] + 1
+    assert mean_block_loss(model, long) == pytest.approx(sum(each) / 2, rel=1e-4)
+
+
 def test_chance_is_the_loss_of_equal_probabilities(given: tuple[Any, TaskVector, Any]) -> None:
     assert chance_level(given[0]) == math.log(400)
 
