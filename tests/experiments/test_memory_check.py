@@ -15,7 +15,7 @@ def test_the_sweep_holds_two_models_whole(monkeypatch: pytest.MonkeyPatch) -> No
     from hf_taskvec.experiments.unlearning import memory_check
 
     model = PhiConfig()  # 1.4 billion parameters
-    given = ["--joint-model", "a", "--task-vector", "b"]
+    given = ["--joint-model", "a", "--task-vector", "b", "--edit", "paper"]
     sweep_only = config("--config", "phi-1_5-full", *BOOKS, *given, "--reference-model", "c")
     monkeypatch.setattr(memory_check, "free_memory", lambda device: 8 * 2**30)
     with pytest.raises(
@@ -23,3 +23,19 @@ def test_the_sweep_holds_two_models_whole(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         memory_check.check_experiment_memory(sweep_only, model)
     memory_check.check_experiment_memory(config("--config", "phi-1_5-full", *BOOKS, *given, "--no-retrain"), model)
+
+
+def test_a_repair_is_a_training_that_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PhiConfig
+
+    from hf_taskvec.experiments.unlearning import memory_check
+
+    trained: list[int] = []
+    monkeypatch.setattr(memory_check, "check_training_memory", lambda _, asked, *rest: trained.append(asked.epochs))
+    monkeypatch.setattr(memory_check, "free_memory", lambda device: 2**40)
+    given = ["--joint-model", "a", "--task-vector", "b", "--no-retrain", "--repair-epochs", "7"]
+    for kind, expected in (("repair", [7]), ("negate", [])):
+        trained.clear()
+        made = config("--config", "phi-1_5-full", *BOOKS, *given, "--edit", kind)
+        memory_check.check_experiment_memory(made, PhiConfig())
+        assert trained == expected
