@@ -35,7 +35,7 @@ _ADDED_BACK = 0.5
 # Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
 # back a part of what was negated, so it starts beyond that strength; less is needed where what the book shares with the
 # kept ones is left alone: of a projected vector all of it is the book's own.
-_NEAR_CHANCE, _BEYOND, _BEYOND_PROJECTED = 0.9, 1.4, 0.95
+_NEAR_CHANCE, _BEYOND, _BEYOND_PROJECTED = 0.9, 1.4, 0.9
 # The next try, where one forgot too little, too much, or cost the kept books too much.
 _STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
 
