@@ -6,6 +6,7 @@ known has to be stronger, one that goes beyond never seen weaker, and what it co
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -88,11 +89,15 @@ class ForgetCase:
         """The book's vector, negated."""
         return -strength * self.vector
 
+    @cached_property
+    def own_part(self) -> TaskVector:
+        """The book's vector without what it shares with the kept ones; finding it reads all of them, so once."""
+        return self.vector.without(list(self.keep_vectors.values()))
+
     def projected(self, strength: float) -> TaskVector:
-        """The book's vector without what it shares with the kept ones, negated, and some of these added back."""
-        kept = list(self.keep_vectors.values())
-        added = sum(kept[1:], start=kept[0])
-        return -strength * self.vector.without(kept) + _ADDED_BACK * added
+        """The book's own part of its vector, negated, and some of the kept ones added back."""
+        first, *more = self.keep_vectors.values()
+        return -strength * self.own_part + _ADDED_BACK * sum(more, start=first)
 
     @property
     def near_chance(self) -> float:
