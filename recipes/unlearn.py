@@ -47,7 +47,6 @@ from hf_taskvec.files.results_folder import EDIT_FOLDER, OUTPUTS, open_results_f
 from hf_taskvec.forgetting.edit_kinds import ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import EditSearch, search_edits
 from hf_taskvec.forgetting.forget_run import is_adapter
-from hf_taskvec.forgetting.negation_strength import mean_block_loss
 from hf_taskvec.models.loading import load_for_evaluation
 from hf_taskvec.training.training_stages import TrainingStages
 
@@ -163,7 +162,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             keep_vectors={book.name: vectors[book.name] for book in others if book.name in vectors},
             forget_blocks=given.blocks(forget),
             keep_blocks=given.blocks(others),
-            never_seen=mean_block_loss(next(iter(last.values())), given.blocks(forget)),
+            reference=next(iter(last.values())),
             criteria=config.criteria,
             repairing=config.repairing,
             repairs=stages.cache,

@@ -129,7 +129,8 @@ def forget_command(
     from hf_taskvec.auditing.audit_run import checked_attacks
     from hf_taskvec.evaluation.scoring.metrics import METRICS
     from hf_taskvec.forgetting.edit_kinds import DEFAULT_KINDS, check_kinds
-    from hf_taskvec.forgetting.forget_run import DEFAULT_ATTACKS, checked_books
+    from hf_taskvec.forgetting.forget_inputs import checked_books
+    from hf_taskvec.forgetting.forget_run import DEFAULT_ATTACKS
     from hf_taskvec.forgetting.forget_run import forget as forget_book
     from hf_taskvec.models.folder_contents import kind_of
 

@@ -40,7 +40,7 @@ def chosen_training(
     method: str | None, rank: int | None, repair: dict[str, Any], seed: int, **given: Any
 ) -> "tuple[TrainingSettings, TrainingSettings]":
     """How the vector and a repair are trained; whatever was not typed (`None`) is as in Python."""
-    from hf_taskvec.forgetting.forget_run import default_repairing, default_training
+    from hf_taskvec.forgetting.forget_inputs import default_repairing, default_training
 
     if rank is not None and method != "lora":
         raise BadValueError(f"--rank {rank} counts for --method lora only. Give that as well.")

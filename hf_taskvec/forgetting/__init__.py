@@ -1,6 +1,7 @@
 """Forgetting a book in one call: the edit is made, chosen by evidence, attacked and written.
 
 - `forget_run`: `forget`, all of it.
+- `forget_inputs`: what it is given, checked.
 - `edit_search`: kinds of edits in the order of what they cost, tried until one qualifies.
 - `edit_kinds`: how each kind proposes its next edit from what the last one did.
 - `negation_strength`: how strong a negation has to be.

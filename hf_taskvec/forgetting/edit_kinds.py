@@ -14,7 +14,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate
-from hf_taskvec.forgetting.negation_strength import chance_level, strength_for
+from hf_taskvec.forgetting.negation_strength import chance_level, mean_block_loss, strength_for
 from hf_taskvec.json_files import json_digest
 from hf_taskvec.training.objectives import ForgetObjective
 from hf_taskvec.training.repairing import repair
@@ -58,8 +58,8 @@ class ForgetCase:
             Packed blocks of the book to forget.
         keep_blocks (`datasets.Dataset`):
             Packed blocks of the text to keep.
-        never_seen (`float`):
-            The loss on the book to forget (`mean_block_loss`), per token, of a model that never saw it.
+        reference (`PreTrainedModel`):
+            A live model that never saw the book.
         criteria (`Criteria`):
             What forgotten and kept mean.
         repairing (`TrainingSettings`):
@@ -78,7 +78,7 @@ class ForgetCase:
     keep_vectors: Mapping[str, TaskVector]
     forget_blocks: "datasets.Dataset"
     keep_blocks: "datasets.Dataset"
-    never_seen: float
+    reference: Any
     criteria: Criteria
     repairing: TrainingSettings
     repairs: Path
@@ -98,6 +98,11 @@ class ForgetCase:
         """The book's own part of its vector, negated, and some of the kept ones added back."""
         first, *more = self.keep_vectors.values()
         return -strength * self.own_part + _ADDED_BACK * sum(more, start=first)
+
+    @cached_property
+    def never_seen(self) -> float:
+        """The loss per token on the book of a model that never saw it."""
+        return mean_block_loss(self.reference, self.forget_blocks)
 
     @property
     def near_chance(self) -> float:

@@ -1,7 +1,7 @@
 """`forget`: a model that knows a book -> the same model without it, with a verdict, attacks and files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,20 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.sweeping import sweep
 from hf_taskvec.evaluation.texts import protocols
-from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
-from hf_taskvec.evaluation.texts.text_overlap import check_books_differ
+from hf_taskvec.evaluation.texts.books import all_kept
 from hf_taskvec.files.output_folder import remove_output
 from hf_taskvec.files.results_folder import OUTPUTS, open_results_folder
 from hf_taskvec.forgetting.edit_kinds import DEFAULT_KINDS, EditKind, ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import EditSearch, check_rounds, search_edits
+from hf_taskvec.forgetting.forget_inputs import (
+    BookLike,
+    PackedTexts,
+    checked_books,
+    default_repairing,
+    default_training,
+    model_fingerprints,
+    never_seen_model,
+)
 from hf_taskvec.forgetting.forgotten import (
     SCHEMA,
     VERSION,
@@ -33,25 +41,19 @@ from hf_taskvec.forgetting.forgotten import (
     outcome_of,
     write_forgotten,
 )
-from hf_taskvec.forgetting.negation_strength import mean_block_loss
-from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 from hf_taskvec.progress import progress_line
 from hf_taskvec.training.run_record import Finetuned
 from hf_taskvec.training.settings import TrainingSettings
-from hf_taskvec.training.trained_model import TrainingBase, open_base
+from hf_taskvec.training.trained_model import open_base
 from hf_taskvec.training.training_stages import TrainingStages
 
 if TYPE_CHECKING:
     import datasets
 
-#: a book, or where its text lies
-BookLike = Book | str | Path
-
 #: what is made if nobody says so
 DEFAULT_ATTACKS: tuple[AttackGroup, ...] = ("relearn",)
 
-_EPOCHS = 5
 _BLOCK = 256
 
 
@@ -172,8 +174,8 @@ def forget(
     wanted = checked_attacks(attacks)
     books = checked_books(book, keep)
     source, names = open_base(model), {"model": model, "base": base, "reference": reference}
-    prints = _fingerprints(source, names)
-    never = _never_seen(vector, base, reference, prints)
+    prints = model_fingerprints(source, names)
+    never = never_seen_model(vector, base, reference, prints)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     given = ({} if vector is None else {"forget": vector}) | kept_vectors
     for each in given.values():
@@ -181,7 +183,7 @@ def forget(
     tuning = training or default_training(seed)
     mending = repairing or default_repairing(tuning)
     length = min(_BLOCK, source.context or _BLOCK) if block_length is None else block_length
-    texts = _Texts(tokenizer, length, block_stride)
+    texts = PackedTexts(tokenizer, length, block_stride)
     forgotten = [each for each in books if each.role == "forget"]
     kept = [each for each in books if each.role != "forget"]
     forget_blocks, keep_blocks = texts.blocks(forgotten), texts.blocks(kept)  # too short a text is refused here
@@ -242,7 +244,7 @@ def forget(
         keep_vectors=kept_vectors,
         forget_blocks=forget_blocks,
         keep_blocks=keep_blocks,
-        never_seen=mean_block_loss(teacher, forget_blocks),
+        reference=teacher,
         criteria=meant,
         repairing=mending,
         repairs=folder / "stages",
@@ -295,94 +297,7 @@ def forget(
     return Forgotten.load(folder)
 
 
-# What is given.
-
-
-def checked_books(book: BookLike | Sequence[BookLike], keep: BookLike | Sequence[BookLike]) -> tuple[Book, ...]:
-    """The books with their roles. A text file is taken whole: nobody knows that some of it was held out."""
-
-    def read(given: BookLike | Sequence[BookLike], roles: tuple[Role, ...]) -> list[Book]:
-        each = [given] if isinstance(given, Book | str | Path) else list(given)
-        found = [one if isinstance(one, Book) else load_book(one, role=roles[0], held_out=0.0) for one in each]
-        return [one if one.role in roles else replace(one, role=roles[0]) for one in found]
-
-    books = (*read(book, ("forget",)), *(kept := read(keep, ("retain", "aligned"))))
-    if not kept:
-        raise BadValueError(
-            "there is no text to keep: without some of it nobody can tell what forgetting costs, nor repair it. Give "
-            "text that the model shall still know, as keep=['other.txt']."
-        )
-    if len(books) == len(kept):
-        raise BadValueError("there is no book to forget.")
-    check_books_differ(books)
-    return books
-
-
-def default_training(seed: int) -> TrainingSettings:
-    """How the book's vector is trained if nobody says so."""
-    return TrainingSettings(epochs=_EPOCHS, seed=seed)
-
-
-def default_repairing(training: TrainingSettings) -> TrainingSettings:
-    """How a model is repaired if nobody says so."""
-    return replace(
-        training,
-        epochs=-(-training.epochs // 2),
-        batch_size=max(1, training.batch_size // 2),
-        micro_batch_size=None,
-    )
-
-
-def _fingerprints(source: TrainingBase, models: Mapping[str, str | Path | None]) -> dict[str, str]:
-    """What each model is known by; each must be of the model's shape."""
-    shapes = {name: tensor.shape for name, tensor in source.weights.tensors.items()}
-    found = {}
-    for role, where in models.items():
-        if where is None:
-            continue
-        opened = open_checkpoint(where)
-        if {name: tensor.shape for name, tensor in opened.tensors.items()} != shapes:
-            raise BadValueError(f"the {role} {opened.name} is not of the model's shape: they do not fit together.")
-        found[role] = opened.sampled_fingerprint
-    return found
-
-
-def _never_seen(
-    vector: TaskVector | None, base: str | Path | None, reference: str | Path | None, prints: Mapping[str, str]
-) -> str | Path:
-    """The model that stands for never having seen the book."""
-    if vector is None and base is None:
-        raise BadValueError(
-            "neither the book's vector nor a base to make it from is given. Name the model that this one was "
-            "fine-tuned from: base=MODEL."
-        )
-    if prints.get("reference") == prints["model"]:
-        raise BadValueError("the reference is the model itself, which knows the book. Give one that never saw it.")
-    if reference is not None:
-        return reference
-    if base is None:
-        raise BadValueError("no model is given that never saw the book: give base=MODEL or reference=MODEL.")
-    if prints["base"] == prints["model"]:
-        raise BadValueError(
-            "the base is the model itself, which knows the book: give a model that never saw it, reference=MODEL."
-        )
-    return base
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """How text becomes blocks."""
-
-    tokenizer: Any
-    length: int
-    stride: int | None
-
-    def blocks(self, books: Sequence[Book]) -> "datasets.Dataset":
-        import datasets
-
-        return datasets.concatenate_datasets(
-            [book.training_blocks(self.tokenizer, self.length, self.stride) for book in books]
-        )
+# The vector.
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ from hf_taskvec.evaluation.scoring.verdict import Verdict
 from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
 from hf_taskvec.forgetting import ForgetCase, search_edits
 from hf_taskvec.forgetting.edit_kinds import EditKind
-from hf_taskvec.forgetting.negation_strength import mean_block_loss
 from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 from hf_taskvec.training import TrainingSettings
 from hf_taskvec.training.run_record import Finetuned
@@ -158,7 +157,7 @@ def run_case(
         keep_vectors={},
         forget_blocks=blocks(forget),
         keep_blocks=blocks(*kept),
-        never_seen=mean_block_loss(never, blocks(forget)),
+        reference=never,
         criteria=CRITERIA,
         repairing=replace(REPAIR, seed=seed),
         repairs=folder / "stages",

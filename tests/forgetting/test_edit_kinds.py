@@ -58,7 +58,7 @@ def test_kinds_are_checked() -> None:
 
 
 def case(**changes: Any) -> ForgetCase:
-    names = ("address", "model", "vector", "keep_vectors", "forget_blocks", "keep_blocks", "never_seen")
+    names = ("address", "model", "vector", "keep_vectors", "forget_blocks", "keep_blocks", "reference")
     given: dict[str, Any] = dict.fromkeys((*names, "criteria", "repairing", "repairs"))
     return ForgetCase(**given | {"keep_vectors": {}} | changes)
 
