@@ -88,7 +88,7 @@ def forget_command(
     edit: Annotated[
         list[str] | None, typer.Option(metavar="KIND", help="negate and repair; or project, learned.")
     ] = None,
-    rounds: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Tries of one kind, at most.")] = 3,
+    rounds: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Repairs, at most.")] = 3,
     attack: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="As those of audit, or none; relearn.")
     ] = None,

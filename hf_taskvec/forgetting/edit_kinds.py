@@ -37,8 +37,10 @@ _ADDED_BACK = 0.5
 # back a part of what was negated, so it starts beyond that strength; less is needed where what the book shares with the
 # kept ones is left alone: of a projected vector all of it is the book's own.
 _NEAR_CHANCE, _BEYOND, _BEYOND_PROJECTED = 0.9, 1.4, 0.9
-# The next try, where one forgot too little, too much, or cost the kept books too much.
+# The next repair, where one forgot too little, too much, or cost the kept books too much.
 _STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
+# A finished repair is adjusted by shares of its strength: the first step, the smallest, and how far in all.
+_STEP, _SMALLEST, _FARTHEST = 0.05, 0.01, 0.2
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class ForgetCase:
         first, *more = self.keep_vectors.values()
         return -strength * self.own_part + _ADDED_BACK * sum(more, start=first)
 
+    @property
+    def own_vector(self) -> TaskVector:
+        """What a repair's start subtracts: the book's vector, or its own part where there are kept ones."""
+        return self.own_part if self.keep_vectors else self.vector
+
     @cached_property
     def never_seen(self) -> float:
         """The loss per token on the book of a model that never saw it."""
@@ -122,6 +129,11 @@ class ForgetCase:
         return strength_for(self.model, edit_at, self.forget_blocks, level, progress=self.progress)
 
     @property
+    def symbol(self) -> str:
+        """What an edit's name calls the vector that a repair's start subtracts."""
+        return "forget⊥" if self.keep_vectors else "forget"
+
+    @property
     def start_of_repair(self) -> Callable[[float], TaskVector]:
         """The edit that is repaired, by its strength: as gentle to the kept books as what is given allows."""
         return self.projected if self.keep_vectors else self.negation
@@ -142,6 +154,10 @@ class TriedEdit:
             How often the book's vector was subtracted.
         epochs (`int`, *optional*):
             How often a repair read the kept text.
+        after (`float`):
+            How often the vector was subtracted once more, after the repair; below 0, how often it was added.
+        step (`float`):
+            By how much `after` differs from that of the edit before it.
         steps (`int`):
             Steps of an optimiser.
         tokens (`int`):
@@ -155,6 +171,8 @@ class TriedEdit:
     vector: TaskVector
     strength: float | None = None
     epochs: int | None = None
+    after: float = 0.0
+    step: float = 0.0
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -223,8 +241,9 @@ def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None
         strength = beyond * case.strength(case.start_of_repair, case.near_chance)
         epochs = case.repairing.epochs
     else:
-        strength, epochs = next_try(reached, case.criteria, last.strength, last.epochs)
-        if (strength, epochs) == (last.strength, last.epochs):
+        begun = last.strength + last.after
+        strength, epochs = next_try(reached, case.criteria, begun, last.epochs)
+        if (strength, epochs) == (begun, last.epochs):
             return None
     strength = float(f"{strength:.3g}")  # so that the name tells all of it
     settings = replace(case.repairing, epochs=epochs)
@@ -239,9 +258,60 @@ def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None
         tokenizer=case.tokenizer,
         progress=case.progress,
     )
-    start = "forget⊥" if case.keep_vectors else "forget"
-    name = f"{-strength:g}*{start}, repaired ({epochs} epoch{'s' if epochs > 1 else ''})"
-    return TriedEdit(name, "repair", done.vector, strength, epochs, done.steps, done.tokens, done.seconds)
+    name = f"{-strength:g}*{case.symbol}, repaired ({epochs} epoch{'s' if epochs > 1 else ''})"
+    return TriedEdit(
+        name,
+        "repair",
+        done.vector,
+        strength,
+        epochs,
+        steps=done.steps,
+        tokens=done.tokens,
+        seconds=done.seconds,
+    )
+
+
+def adjusted(case: ForgetCase, last: TriedEdit, reached: Candidate | None) -> TriedEdit | None:
+    """The same repair with a little more, or less, of the vector: nothing is trained for it.
+
+    A repair brings a part of the book back, and how much is known only afterwards. There is none where nothing says
+    where to go, where the kept books lost too much for a stronger one, or where the steps have become too small.
+    """
+    if last.strength is None or reached is None:
+        return None
+    side = direction(reached, case.criteria)
+    if not side or (side > 0 and reached.worst_retain > case.criteria.retain_bound):
+        return None
+    step = side * _STEP * last.strength
+    if last.step:  # on in the same direction, or half of the way back
+        step = last.step if last.step * side > 0 else -last.step / 2
+    step = float(f"{step:.3g}")  # so that the name tells all of it
+    after = round(last.after + step, 6)
+    if abs(step) < _SMALLEST * last.strength or abs(after) > _FARTHEST * last.strength:
+        return None
+    name = f"{last.name.partition(', then ')[0]}, then {-after:+g}*{case.symbol}"
+    return replace(last, name=name, vector=last.vector - step * case.own_vector, after=after, step=step)
+
+
+def direction(reached: Candidate, criteria: Criteria) -> int:
+    """1 if the book has to be forgotten more, −1 if less, 0 if neither.
+
+    Args:
+        reached (`Candidate`):
+            What an edit reached on the half of the passages that chooses.
+        criteria (`Criteria`):
+            What was to be reached.
+
+    Returns:
+        `int`: The direction. Still known is worse than beyond never seen, and the membership test counts last.
+    """
+    relative = list(reached.relative.values())
+    apart = reached.membership or 0.0
+    if any(value < criteria.low for value in relative):
+        return 1
+    if any(value > criteria.high for value in relative):
+        return -1
+    return (apart > criteria.membership) - (apart < -criteria.membership)
 
 
 def next_try(reached: Candidate, criteria: Criteria, strength: float, epochs: int) -> tuple[float, int]:
@@ -260,16 +330,11 @@ def next_try(reached: Candidate, criteria: Criteria, strength: float, epochs: in
     Returns:
         `tuple[float, int]`: The next ones.
     """
-    relative = list(reached.relative.values())
-    apart = reached.membership or 0.0
     lost = reached.worst_retain > criteria.retain_bound
-    if any(value < criteria.low for value in relative):
-        strength *= _STRONGER
-    elif any(value > criteria.high for value in relative):
-        strength *= _WEAKER
-    elif not lost and abs(apart) > criteria.membership:
-        # The noisiest of the tests counts where nothing else does: a stronger negation costs the kept books.
-        strength *= _STRONGER if apart > 0 else _WEAKER
+    side = direction(reached, criteria)
+    if not (lost and all(criteria.low <= value <= criteria.high for value in reached.relative.values())):
+        strength *= {1: _STRONGER, -1: _WEAKER, 0: 1.0}[side]
+    # else: the noisiest of the tests counts where nothing else does, as a stronger negation costs the kept books.
     if lost:
         epochs = max(epochs + 1, round(_LONGER * epochs))
     return strength, epochs
@@ -280,4 +345,9 @@ PROPOSALS: dict[EditKind, Proposal] = {
     "project": project,
     "learned": learned,
     "repair": repaired,
+}
+
+#: the kinds whose edits can be brought nearer without training anything
+ADJUSTMENTS: dict[EditKind, Callable[[ForgetCase, TriedEdit, Candidate | None], TriedEdit | None]] = {
+    "repair": adjusted,
 }

@@ -7,7 +7,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate
-from hf_taskvec.forgetting.edit_kinds import PROPOSALS, EditKind, ForgetCase, TriedEdit
+from hf_taskvec.forgetting.edit_kinds import ADJUSTMENTS, PROPOSALS, EditKind, ForgetCase, TriedEdit
 from hf_taskvec.progress import progress_line
 
 
@@ -58,7 +58,7 @@ def search_edits(
             From all edits so far, by name, to the report that compares them: `sweep` with a store, so that nothing is
             asked twice.
         rounds (`int`, *optional*, defaults to 3):
-            How many edits of one kind are tried at most.
+            How many edits of one kind are made at most. Adjustments of an edit that need no training do not count.
 
     Returns:
         `EditSearch`: All that was tried.
@@ -70,16 +70,18 @@ def search_edits(
     tried: list[TriedEdit] = []
     report: UnlearningReport | None = None
     for kind in kinds:
-        last, reached = None, None
+        last, reached, begun = None, None, 0
         progress_line(f"edits of the kind {kind}", case.progress)
-        for _ in range(rounds):
-            last = PROPOSALS[kind](case, last, reached)
-            if last is None or any(edit.name == last.name for edit in tried):
+        while True:
+            edit = ADJUSTMENTS[kind](case, last, reached) if last is not None and kind in ADJUSTMENTS else None
+            if edit is None and begun < rounds:
+                edit, begun = PROPOSALS[kind](case, last, reached), begun + 1
+            if edit is None or any(edit.name == each.name for each in tried):
                 break
-            tried.append(last)
-            progress_line(f"edit {len(tried)}: {last.name}", case.progress)
-            report = evaluate({edit.name: edit.vector for edit in tried})
-            reached = _candidate(report, last.name)
+            tried.append(edit)
+            progress_line(f"edit {len(tried)}: {edit.name}", case.progress)
+            report = evaluate({each.name: each.vector for each in tried})
+            last, reached = edit, _candidate(report, edit.name)
             if report.choice is not None and report.choice.scale:
                 return EditSearch(tuple(tried), report)
     if report is None:

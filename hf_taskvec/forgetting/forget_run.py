@@ -121,7 +121,7 @@ def forget(
         edits (`Sequence[str]`, *optional*, defaults to `("negate", "repair")`):
             What to try, the cheapest first: `"negate"`, `"project"` (needs `keep_vectors`), `"learned"`, `"repair"`.
         rounds (`int`, *optional*, defaults to 3):
-            How many edits of one kind are tried at most.
+            How many repairs are trained at most. What is adjusted after one needs no training, and does not count.
         training (`TrainingSettings`, *optional*):
             How the vector is trained, full or LoRA: five epochs without it.
         repairing (`TrainingSettings`, *optional*):

@@ -1,51 +1,61 @@
 """Edits that really forget, over pairs of books and seeds: the tables of docs/results.md.
 
     python tests/benchmarks/seeds_forget.py --model FOLDER_OF_STORIES15M \\
-        --books oz=wizard.txt,land.txt,pride.txt alice=alice.txt,glass.txt,pride.txt [--seeds 30 31 32 33 34]
-    python tests/benchmarks/seeds_forget.py ... --shares 0.1 0.25 0.5   # repaired on less of the kept text
-    python tests/benchmarks/seeds_forget.py ... --only-table            # what there is so far
+        --books oz=wizard.txt,land.txt,pride.txt alice=alice.txt,glass.txt,pride.txt land=land.txt,wizard.txt,glass.txt
+    python tests/benchmarks/seeds_forget.py ... --ways lora                     # from LoRA vectors of rank 32
+    python tests/benchmarks/seeds_forget.py ... --shares 0.1 0.25 0.5 --unseen  # repaired on less of the kept text
+    python tests/benchmarks/seeds_forget.py --only-table                        # what docs/evidence has so far
 
 Each case is a book to forget, its sequel or prequel, and an unrelated one, 1,650 seen words each (of the first as many
 held out for the membership test), and a seed: of the training, the split and the order. θ_0' is θ_0 fine-tuned on all
-three, the reference θ_0 fine-tuned on the two to keep, and every edit is judged beside it. Tried are
+three, the reference θ_0 fine-tuned on the two to keep, and every edit is judged beside it. Every twelfth word begins a
+passage of 12 + 12 words, so that the answers are the whole text, each word once. Tried are
 
 - `negate`: −λτ at the λ where the book's loss is that of the reference;
-- `project`: −λτ⊥ + 0.5 (τ_aligned + τ_retain) at that λ;
-- `repair`: a negation beyond chance, then a fine-tune on the two books to keep for half of a retraining's epochs; where
-  that does not qualify, a second try that the verdict sets (`hf_taskvec.forgetting`), usually of more epochs;
-- `project, repair`: the same from the projected edit;
-- `lora, repair` and `lora, full repair` (with `--ways lora`): the same from a LoRA vector of rank 32;
+- `project` (with `--ways projected`): −λτ⊥ + 0.5 (τ_aligned + τ_retain) at that λ;
+- `repair`: a negation beyond chance, then a fine-tune on the two books to keep for half of a retraining's epochs;
+  `repair, adjusted`: a little more or less of τ after it, without training, as the verdict on the choosing half says;
+  `second repair`: where neither qualifies, one that the verdict sets (`hf_taskvec.forgetting`), usually of more epochs;
+- `project, repair` and so on: the same from the projected edit;
+- `lora, repair` and so on (with `--ways lora`): the same from a LoRA vector, repaired in full;
+- `repair on …`: on a share of the kept text, or (`--unseen`) on the next words of the same books, which no model saw;
 - `brief retraining`: θ_0 fine-tuned on the two books for as long as one repair: what the repair's budget buys without
   any vector.
 
-What was fixed before the reported seeds (30 to 34) were run, after seeds below 30: all settings in this file, and the
+A finished case is written to docs/evidence/forget.json, from which the tables are made.
+
+What was fixed before the reported seeds (40 to 44) were run, after seeds below 30: all settings in this file, and the
 goal for a case: R of Rouge-L, loss, extraction strength and exact memorisation within 0.8 and 1.2, the membership AUC
 within 0.05 of the reference's, and no more than 5 % lost by a kept book in any of the four, as means over the half of
 the passages that did not choose the edit; the first repair costs half of a retraining. Reported is every case, whatever
-it says. Expected, after two such cases: that `negate` and `project` never get there; that the first `repair` gets the
-four R there in nearly every case, and the kept books to within 5 % in few (they lost 18 and 19 %), the second in more;
-that the membership AUC is above the reference's by 0.05 to 0.15, and that half of the passages (33 seen ones against as
-many unseen) measure it to ± 0.1 only; that `brief retraining` forgets and keeps much less.
+it says. (Two cases of earlier settings, seeds 30 and 34, were reported before; they measured the membership AUC on half
+as many passages.) Expected, after two cases of seeds 11 and 12: that `negate` never gets there; that the first repair
+gets the four R there in nearly every case, its AUC 0 to 0.1 above the reference's, and its worst loss of a kept book,
+by extraction strength, at 3 to 10 %; that the adjustment brings the AUC to within 0.05 where the kept books allow it,
+and costs them 1 to 4 %; so that the whole goal is reached at half of the cost in a third to a half of the cases, and in
+most with the second repair; that from a LoRA vector it is reached in none, R by the loss staying lowest.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from hf_taskvec import TaskVector
-from hf_taskvec.evaluation import Criteria, UnlearningReport, protocols, sweep
+from hf_taskvec._version import __version__
+from hf_taskvec.evaluation import Criteria, protocols, sweep
 from hf_taskvec.evaluation.reporting.rechoosing import verdicts_by_scale
 from hf_taskvec.evaluation.reporting.verdict_tables import markdown_table
 from hf_taskvec.evaluation.scoring.metrics import PRIMARY
 from hf_taskvec.evaluation.scoring.verdict import Verdict
 from hf_taskvec.evaluation.texts.books import Book, Role, all_kept, load_book
-from hf_taskvec.forgetting import ForgetCase, search_edits
+from hf_taskvec.forgetting import EditSearch, ForgetCase, TriedEdit, search_edits
 from hf_taskvec.forgetting.edit_kinds import EditKind
 from hf_taskvec.models.loading import load_for_evaluation, load_tokenizer
 from hf_taskvec.training import TrainingSettings
@@ -54,43 +64,53 @@ from hf_taskvec.training.training_stages import TrainingStages
 
 WORDS, BLOCK = 1650, 128
 CRITERIA = Criteria(membership=0.05, retain_bound=0.05)
-PROTOCOL = protocols.get("taskvec-v1", prompt_length=12, answer_length=12, placement="stride", stride=24, samples=None)
+# Each answer is the next passage's prompt: no leak, as each passage is asked by itself.
+PROTOCOL = protocols.get(
+    "taskvec-v1",
+    prompt_length=12,
+    answer_length=12,
+    placement="stride",
+    stride=12,
+    samples=None,
+    leak_free=False,
+)
 FULL = TrainingSettings(epochs=8, learning_rate=5e-4, batch_size=4)
 LORA = TrainingSettings(method="lora", epochs=8, learning_rate=2e-3, batch_size=2, rank=32)
 # Half of a retraining's epochs, in twice as many steps.
-REPAIR = replace(FULL, epochs=4, batch_size=2)
+REPAIR = replace(FULL, epochs=4, batch_size=2, learning_rate=4e-4)
 LORA_REPAIR = replace(LORA, epochs=4, learning_rate=3e-3)
 ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
-#: name, from which vectors, which kinds, how repaired, and how many tries
-Way = tuple[str, str, tuple[EditKind, ...], TrainingSettings, int]
+#: name, from which vectors, which kinds, and how repaired
+Way = tuple[str, str, tuple[EditKind, ...], TrainingSettings]
 WAYS: tuple[Way, ...] = (
-    ("", "full", ("negate", "repair"), REPAIR, 2),
-    ("project, ", "projected", ("project", "repair"), REPAIR, 2),
-    ("lora, ", "lora", ("negate", "repair"), LORA_REPAIR, 2),
-    ("lora, full ", "lora", ("repair",), REPAIR, 2),
+    ("", "full", ("negate", "repair"), REPAIR),
+    ("project, ", "projected", ("project", "repair"), REPAIR),
+    ("lora, ", "lora", ("negate", "repair"), REPAIR),
+    ("all by LoRA, ", "all-lora", ("repair",), LORA_REPAIR),
 )
+REPAIRS = 2
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "forget"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="θ_0: a folder")
-    parser.add_argument("--books", nargs="+", required=True, metavar="NAME=FORGET,ALIGNED,RETAIN")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[30, 31, 32, 33, 34])
-    parser.add_argument("--ways", nargs="+", choices=["full", "projected", "lora"], default=["full", "projected"])
+    parser.add_argument("--model", help="θ_0: a folder")
+    parser.add_argument("--books", nargs="+", default=[], metavar="NAME=FORGET,ALIGNED,RETAIN")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[40, 41, 42, 43, 44])
+    parser.add_argument("--ways", nargs="*", choices=[which for _, which, *_ in WAYS], default=["full"])
     parser.add_argument("--shares", type=float, nargs="*", default=[], help="also repair on these shares of the text")
+    parser.add_argument("--unseen", action="store_true", help="also repair on the next words of the kept books")
     parser.add_argument("--output", type=Path, default=Path("outputs/seeds-forget"))
+    parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="where finished cases are written")
     parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
     options = parser.parse_args()
     pairs = {name: files.split(",") for name, _, files in (each.partition("=") for each in options.books)}
     for seed in () if options.only_table else options.seeds:
         for name, files in pairs.items():
-            folder = options.output / f"{name}-{seed}"
-            run_case(options.model, files, seed, folder, options.ways, options.shares)
-    for name in pairs:
-        found = {seed: options.output / f"{name}-{seed}" for seed in options.seeds}
-        done = {seed: folder for seed, folder in found.items() if (folder / "costs.json").exists()}
-        if done:
-            print(f"\n### {name}\n\n{case_table(done)}")
+            found = run_case(options, files, seed, options.output / f"{name}-{seed}")
+            keep_evidence(options.evidence / f"{name}-{seed}.json", found)
+    cases = [json.loads(path.read_text("utf-8")) for path in sorted(options.evidence.glob("*.json"))]
+    print(case_table(cases))
 
 
 # One case.
@@ -108,10 +128,9 @@ class Parts:
     blocks: Callable[..., Any]
 
 
-def run_case(
-    base: str, files: list[str], seed: int, folder: Path, ways: list[str], shares: list[float]
-) -> UnlearningReport:
+def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: Path) -> dict[str, Any]:
     """Everything of one case; what is finished is not done again."""
+    base, ways = options.model, options.ways
     tokenizer = load_tokenizer(base)
     stages = TrainingStages(
         folder / "stages", tokenizer=tokenizer, checkpoint_every=0, progress=False, tell=lambda line: say(folder, line)
@@ -133,9 +152,9 @@ def run_case(
     if "projected" in ways:
         own = {b.role: TaskVector.from_finetuned(base, train(b.role, FULL, b), name=b.role) for b in kept}
         vectors["projected"] = (full, {str(role): vector for role, vector in own.items()})
-    if "lora" in ways:
+    if {"lora", "all-lora"} & set(ways):
         adapter = train("forget-lora", LORA, forget)
-        vectors["lora"] = (TaskVector.from_adapter(adapter, base=base, name="forget"), {})
+        vectors["lora"] = vectors["all-lora"] = (TaskVector.from_adapter(adapter, base=base, name="forget"), {})
     model, never = load_for_evaluation(joint), load_for_evaluation(reference)
     asking = partial(
         sweep,
@@ -164,52 +183,102 @@ def run_case(
         progress=False,
     )
     edits: dict[str, TaskVector] = {}
-    costs: dict[str, Any] = {}
-    for prefix, which, kinds, settings, rounds in WAYS:
+    made: dict[str, dict[str, Any]] = {}
+
+    def take(name: str, edit: TriedEdit, tokens: int) -> None:
+        edits[name] = edit.vector
+        made[name] = {"edit": edit.name, "tokens": tokens}
+
+    for prefix, which, kinds, settings in WAYS:
         if which not in ways:
             continue
         vector, keep = vectors[which]
-        began = time.perf_counter()
         mine = replace(case, vector=vector, keep_vectors=keep, repairing=replace(settings, seed=seed))
-        found = search_edits(mine, kinds, lambda tried: asking(tried, None), rounds=rounds)
-        tries = 0
+        found = search_edits(mine, kinds, lambda tried: asking(tried, None), rounds=REPAIRS)
+        repairs = [edit for edit in found.tried if edit.kind == "repair"]
         for edit in found.tried:
-            tries += edit.kind == "repair"
-            name = f"{prefix}repair, try {tries}" if edit.kind == "repair" else f"{prefix}{edit.kind}".rstrip(", ")
-            name = {"project, project": "project"}.get(name, name)
-            edits[name] = edit.vector
-            costs[name] = {"strength": edit.strength, "epochs": edit.epochs, "tokens": edit.tokens}
-            if edit is found.judged:
-                costs[name]["judged"] = "nearest" if found.chosen is None else "chosen"
-            say(folder, f"{name}: {edit.name}, {edit.tokens} tokens, {edit.seconds:.0f} s")
-        say(folder, f"{prefix or 'repair '}{time.perf_counter() - began:.0f} s in all")
-    for share in shares:
-        name = f"repair on {share:.0%} of the kept text"
-        rows = case.keep_blocks.shuffle(seed=seed)
-        some = rows.select(range(max(1, round(share * len(rows)))))
-        found = search_edits(replace(case, keep_blocks=some), ("repair",), lambda tried: asking(tried, None), rounds=1)
-        edits[name], costs[name] = found.tried[0].vector, {"tokens": found.tried[0].tokens}
-    brief = train("brief", REPAIR, *kept)
-    edits["brief retraining"] = TaskVector.from_finetuned(joint, brief, name="brief")
-    costs["brief retraining"] = {"tokens": REPAIR.epochs * case.keep_blocks.num_rows * BLOCK}
+            say(folder, f"{prefix}{edit.name}: {edit.tokens} tokens, {edit.seconds:.0f} s")
+            if edit.kind != "repair":
+                take(f"{prefix}{edit.kind}".removeprefix("project, "), edit, 0)
+        first = [repairs[0], *takewhile(lambda edit: edit.after, repairs[1:])]
+        take(f"{prefix}repair", first[0], first[0].tokens)
+        take(f"{prefix}repair, adjusted", nearest(found, first), first[0].tokens)
+        # Every repair was trained, whichever came nearest.
+        trained = sum(edit.tokens for edit in repairs if not edit.after)
+        take(f"{prefix}search", nearest(found, repairs), trained)
+    texts = {
+        f"repair on {share:.0%} of the kept text": share_of(case.keep_blocks, share, seed) for share in options.shares
+    }
+    if options.unseen:
+        unseen = (read(path, role, seed, skip=WORDS) for path, role in zip(files[1:], ROLES[1:], strict=True))
+        texts["repair on other text of the same books"] = blocks(*unseen)
+    for name, some in texts.items():
+        # As many steps as on all of the text, so that only the text differs.
+        epochs = round(REPAIR.epochs * len(case.keep_blocks) / len(some))
+        mine = replace(case, keep_blocks=some, repairing=replace(REPAIR, epochs=epochs, seed=seed))
+        found = search_edits(mine, ("repair",), lambda tried: asking(tried, None), rounds=1)
+        take(name, nearest(found, list(found.tried)), found.tried[0].tokens)
+        say(folder, f"{name}: {made[name]['edit']}")
+    if "full" in ways:
+        brief = train("brief", REPAIR, *kept)
+        edits["brief retraining"] = TaskVector.from_finetuned(joint, brief, name="brief")
+        made["brief retraining"] = {"edit": "θ_0, trained", "tokens": REPAIR.epochs * case.keep_blocks.num_rows * BLOCK}
     report = asking(edits, None)
-    report.save(folder, plots=False)
-    speed = Finetuned.load(reference).tokens_per_second
+    report.save(folder / "-".join([*ways, *map(str, options.shares), *["unseen"] * options.unseen]), plots=False)
     retraining = FULL.epochs * case.keep_blocks.num_rows * BLOCK
-    told = {"retraining": {"tokens": retraining, "tokens_per_second": speed}, "edits": costs}
-    (folder / "costs.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    for scale, verdict in verdicts_by_scale(report).items():
+        told = made[report.names.short(scale)]
+        told |= figures(verdict) | {"cost": round(told.pop("tokens") / retraining, 3)}
     say(folder, "done")
-    return report
+    speed = Finetuned.load(reference).tokens_per_second
+    return {
+        "case": folder.name,
+        "library": f"hf_taskvec {__version__}",
+        "retraining": {"tokens": retraining, "seconds": round(retraining / speed, 1)},
+        "edits": made,
+    }
 
 
-def read(path: str, role: Role, seed: int) -> Book:
-    """The beginning of a book; of the one to forget, as much again is held out."""
+def nearest(search: EditSearch, some: list[TriedEdit]) -> TriedEdit:
+    """Of some edits the one that misses least on the choosing half; the first of those that miss nothing."""
+    assert search.report.choice is not None
+    missed = {search.report.names.short(each.scale): each.shortfall for each in search.report.choice.candidates}
+    return min(some, key=lambda edit: missed[edit.name])
+
+
+def share_of(rows: Any, share: float, seed: int) -> Any:
+    return rows.shuffle(seed=seed).select(range(max(1, round(share * len(rows)))))
+
+
+def figures(verdict: Verdict) -> dict[str, Any]:
+    """What the half that did not choose says, as numbers."""
+    (member,) = verdict.membership
+    return {
+        "R": {
+            each.metric: None if each.relative is None else round(each.relative.value, 4) for each in verdict.metrics
+        },
+        "AUC": [round(member.auc.value, 4), round(member.auc.value - member.difference.value, 4)],
+        "lost": {f"{each.book}: {each.metric}": round(each.lost.value, 4) for each in verdict.retained},
+        "outcome": [verdict.outcome, verdict.kept],
+    }
+
+
+def keep_evidence(path: Path, found: dict[str, Any]) -> None:
+    """Write a case, beside what an earlier run wrote of its other edits."""
+    if path.exists():
+        found["edits"] = json.loads(path.read_text("utf-8"))["edits"] | found["edits"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read(path: str, role: Role, seed: int, skip: int = 0) -> Book:
+    """The beginning of a book, or what follows some words; of the one to forget, as much again is held out."""
     import datasets
 
     held_out = 0.5 if role == "forget" else 0.0
     words = WORDS * (2 if held_out else 1)
     whole = load_book(path, held_out=0.0)
-    text = " ".join(whole.text.split(" ")[:words])
+    text = " ".join(whole.text.split(" ")[skip : skip + words])
     data = datasets.Dataset.from_dict({"text": [text]})
     return load_book(data, whole.name, role=role, block_words=150, held_out=held_out, seed=seed)
 
@@ -221,55 +290,46 @@ def say(folder: Path, line: str) -> None:
 # The table.
 
 
-def case_table(folders: Mapping[int, Path]) -> str:
-    """One row for each edit over the seeds, on the half of the passages that did not choose."""
-    verdicts: dict[str, dict[int, Verdict]] = {}
-    costs: dict[str, list[float]] = {}
-    for seed, folder in folders.items():
-        report = UnlearningReport.load(folder)
-        told = json.loads((folder / "costs.json").read_text("utf-8"))
-        for scale, verdict in verdicts_by_scale(report).items():
-            name = report.names.short(scale)
-            verdicts.setdefault(name, {})[seed] = verdict
-            spent = told["edits"].get(name, {}).get("tokens", 0) / told["retraining"]["tokens"]
-            costs.setdefault(name, []).append(spent)
-    heads = ["edit", "seeds", *(f"R, {metric}" for metric in PRIMARY), "AUC − reference's", "kept books lost, at most"]
+def case_table(cases: list[dict[str, Any]]) -> str:
+    """One row for each edit over all cases, on the half of the passages that did not choose."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        for name, edit in case["edits"].items():
+            by_name.setdefault(name, []).append(edit)
+    heads = ["edit", "cases", *(f"R, {metric}" for metric in PRIMARY), "AUC − reference's", "kept books lost, at most"]
+    heads += ["cost, in retrainings", "four R within", "AUC within", "kept", "all"]
     rows = []
-    for name, found in verdicts.items():
-        cells = [spread([relative(v, metric) for v in found.values()]) for metric in PRIMARY]
-        apart = spread([v.membership[0].difference.value for v in found.values()], sign=True)
-        lost = spread([100 * worst(v) for v in found.values()], digits=0) + " %"
-        reached = [sum(test(v) for v in found.values()) for test in (forgets, private, keeps, reaches)]
-        cost = f"{fmean(costs[name]):.2f}"
-        rows.append([name, str(len(found)), *cells, apart, lost, cost, *(f"{n}/{len(found)}" for n in reached)])
-    heads += ["cost of one, in retrainings", "four R within", "AUC within", "kept", "all"]
-    note = "Means over seeds [smallest, largest]; the cost is that of the repair alone, in tokens that were trained on."
+    for name, edits in by_name.items():
+        cells = [spread([edit["R"][metric] for edit in edits]) for metric in PRIMARY]
+        apart = spread([edit["AUC"][0] - edit["AUC"][1] for edit in edits], sign=True)
+        lost = spread([100 * worst(edit) for edit in edits], digits=0) + " %"
+        reached = [sum(test(edit) for edit in edits) for test in (forgets, private, keeps, reaches)]
+        cost = f"{fmean(edit['cost'] for edit in edits):.2f}"
+        rows.append([name, str(len(edits)), *cells, apart, lost, cost, *(f"{n}/{len(edits)}" for n in reached)])
+    note = (
+        "Means over cases [smallest, largest]; the cost is that of the repairs alone, in tokens that were trained on."
+    )
     return f"{markdown_table(heads, rows)}\n\n{note}"
 
 
-def relative(verdict: Verdict, metric: str) -> float:
-    found = next(each for each in verdict.metrics if each.metric == metric).relative
-    return float("nan") if found is None else found.value
+def worst(edit: dict[str, Any]) -> float:
+    return float(max(edit["lost"].values()))
 
 
-def worst(verdict: Verdict) -> float:
-    return max(each.lost.value for each in verdict.retained)
+def forgets(edit: dict[str, Any]) -> bool:
+    return all(CRITERIA.low <= value <= CRITERIA.high for value in edit["R"].values())
 
 
-def forgets(verdict: Verdict) -> bool:
-    return all(CRITERIA.low <= relative(verdict, metric) <= CRITERIA.high for metric in PRIMARY)
+def private(edit: dict[str, Any]) -> bool:
+    return bool(abs(edit["AUC"][0] - edit["AUC"][1]) <= CRITERIA.membership)
 
 
-def private(verdict: Verdict) -> bool:
-    return abs(verdict.membership[0].difference.value) <= CRITERIA.membership
+def keeps(edit: dict[str, Any]) -> bool:
+    return worst(edit) <= CRITERIA.retain_bound
 
 
-def keeps(verdict: Verdict) -> bool:
-    return worst(verdict) <= CRITERIA.retain_bound
-
-
-def reaches(verdict: Verdict) -> bool:
-    return forgets(verdict) and private(verdict) and keeps(verdict)
+def reaches(edit: dict[str, Any]) -> bool:
+    return forgets(edit) and private(edit) and keeps(edit)
 
 
 def spread(values: list[float], digits: int = 2, sign: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError
 from hf_taskvec.evaluation import Criteria
 from hf_taskvec.evaluation.scoring.scale_choice import Candidate
-from hf_taskvec.forgetting.edit_kinds import ForgetCase, check_kinds, next_try
+from hf_taskvec.forgetting.edit_kinds import ForgetCase, TriedEdit, adjusted, check_kinds, direction, next_try
 
 CRITERIA = Criteria(membership=0.1, retain_bound=0.1)
 
@@ -42,6 +43,66 @@ def test_the_verdict_says_where_to_go(reached: Candidate, stronger: int, longer:
 
 def test_one_epoch_becomes_two() -> None:
     assert next_try(candidate({}, lost=0.9), CRITERIA, 1.0, 1) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"),
+    [
+        (candidate({"rouge_l": 1.0, "loss": 1.0}), 0),
+        (candidate({"rouge_l": 1.0, "loss": 0.7}, membership=-0.3), 1),  # still known is worst
+        (candidate({"rouge_l": 1.3, "loss": 1.0}, membership=0.3), -1),
+        (candidate({"rouge_l": 1.0, "loss": 1.0}, membership=0.2), 1),
+        (candidate({"rouge_l": 1.0, "loss": 1.0}, membership=-0.2), -1),
+        (candidate({"rouge_l": 1.0, "loss": 1.0}, membership=0.1), 0),  # on the bound is within it
+        (candidate({"rouge_l": 1.0}, membership=None), 0),
+    ],
+)
+def test_more_or_less(reached: Candidate, expected: int) -> None:
+    assert direction(reached, CRITERIA) == expected
+
+
+KNOWN, BEYOND = candidate({"loss": 0.7}), candidate({"loss": 1.3})
+
+
+def test_a_repair_is_adjusted_without_training() -> None:
+    vector = TaskVector.from_tensors({"w": torch.ones(2)}, name="forget")
+    repaired = -1.6 * vector + TaskVector.from_tensors({"w": torch.tensor([0.5, 2.0])}, name="repair")
+    first = TriedEdit("-1.6*forget, repaired (4 epochs)", "repair", repaired, 1.6, 4, steps=9, tokens=99, seconds=1.0)
+    mine = case(vector=vector, criteria=CRITERIA)
+    more = adjusted(mine, first, KNOWN)
+    assert more is not None and more.name == "-1.6*forget, repaired (4 epochs), then -0.08*forget"
+    assert (more.after, more.tokens, more.steps) == (0.08, 99, 9)
+    torch.testing.assert_close(more.vector.dense("w"), torch.tensor([0.5, 2.0]) - 1.68)
+    assert re.fullmatch(r"-1\.6[78]\d*\*forget \+ repair", more.vector.expression)  # one term, not two of one vector
+    # Once more in the same direction, then half of the way back, then the steps become too small.
+    farther = adjusted(mine, more, KNOWN)
+    assert farther is not None and farther.after == 0.16
+    back = adjusted(mine, farther, BEYOND)
+    assert back is not None and back.after == 0.12 and back.name.endswith("then -0.12*forget")
+    again = adjusted(mine, back, KNOWN)
+    assert again is not None and again.after == 0.14
+    assert adjusted(mine, again, BEYOND) is None
+    less = adjusted(mine, first, BEYOND)
+    assert less is not None and less.after == -0.08 and less.name.endswith("then +0.08*forget")
+    torch.testing.assert_close(less.vector.dense("w"), torch.tensor([0.5, 2.0]) - 1.52)
+
+
+def test_an_adjustment_ends() -> None:
+    vector = TaskVector.from_tensors({"w": torch.ones(2)}, name="forget")
+    edit: TriedEdit | None = TriedEdit("repaired", "repair", -1.0 * vector, 1.0, 4)
+    mine, afters = case(vector=vector, criteria=CRITERIA), []
+    while (edit := adjusted(mine, edit, KNOWN)) is not None:
+        afters.append(edit.after)
+    assert afters == [0.05, 0.1, 0.15, 0.2]  # never far from what was trained
+
+
+def test_a_repair_that_cost_too_much_is_not_made_stronger() -> None:
+    vector = TaskVector.from_tensors({"w": torch.ones(2)}, name="forget")
+    edit, mine = TriedEdit("repaired", "repair", -1.0 * vector, 1.0, 4), case(vector=vector, criteria=CRITERIA)
+    assert adjusted(mine, edit, candidate({"loss": 0.7}, lost=0.2)) is None
+    assert adjusted(mine, edit, candidate({"loss": 1.3}, lost=0.2)) is not None  # weaker gives some of it back
+    assert adjusted(mine, edit, candidate({"loss": 1.0})) is None  # nothing says where to go
+    assert adjusted(mine, edit, None) is None
 
 
 def test_kinds_are_checked() -> None:

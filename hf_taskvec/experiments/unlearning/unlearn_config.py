@@ -88,7 +88,7 @@ class UnlearnConfig(ExperimentConfig):
         "the other books for a while; `project` leaves alone what the book shares with the others; `learned` finds a "
         "coefficient for each tensor; `negate` takes the λ at which the book's loss is as never seen; `paper`: none.",
     )
-    edit_rounds: int = option(3, "How many repairs are tried, each set by the verdict on the last.")
+    edit_rounds: int = option(3, "How many repairs are trained, each set by the verdict on the last.")
     repair_epochs: int | None = option(
         None, "How often a repair reads the other books; half as often as fine-tuning if not given."
     )
