@@ -227,6 +227,8 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
     report.save(folder / "-".join([*ways, *map(str, options.shares), *["unseen"] * options.unseen]), plots=False)
     retraining = FULL.epochs * case.keep_blocks.num_rows * BLOCK
     for scale, verdict in verdicts_by_scale(report).items():
+        if not scale:  # untouched
+            continue
         told = made[report.names.short(scale)]
         told |= figures(verdict) | {"cost": round(told.pop("tokens") / retraining, 3)}
     say(folder, "done")
