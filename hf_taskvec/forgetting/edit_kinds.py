@@ -33,10 +33,12 @@ DEFAULT_KINDS: tuple[EditKind, ...] = ("negate", "repair")
 
 # How much of the kept books' own vectors is added where some are given.
 _ADDED_BACK = 0.5
-# Where the loss is this share of chance, next to nothing is known; chance itself may only be neared. A repair brings
-# back a part of what was negated, so it starts beyond that strength; less is needed where what the book shares with the
-# kept ones is left alone: of a projected vector all of it is the book's own.
-_NEAR_CHANCE, _BEYOND, _BEYOND_PROJECTED = 0.9, 1.4, 0.9
+# A repair brings back a part of what was negated, so it starts beyond the strength at which the book's loss is that of
+# never having seen it. (Nearer to chance the loss levels off, and where it reaches a level is uncertain.)
+_BEYOND = 1.55
+# A projected vector is of another length, and all of it is the book's own: it starts a little below the strength at
+# which the loss is this share of chance, where next to nothing is known.
+_BEYOND_PROJECTED, _NEAR_CHANCE = 0.9, 0.9
 # The next repair, where one forgot too little, too much, or cost the kept books too much.
 _STRONGER, _WEAKER, _LONGER = 1.2, 0.85, 1.5
 # A finished repair is adjusted by shares of its strength: the first step, the smallest, and how far in all.
@@ -133,6 +135,11 @@ class ForgetCase:
         """What an edit's name calls the vector that a repair's start subtracts."""
         return "forget⊥" if self.keep_vectors else "forget"
 
+    @cached_property
+    def forgetting_strength(self) -> float:
+        """How often the book's vector has to be subtracted for a loss as of never having seen the book."""
+        return self.strength(self.negation, self.level)
+
     @property
     def start_of_repair(self) -> Callable[[float], TaskVector]:
         """The edit that is repaired, by its strength: as gentle to the kept books as what is given allows."""
@@ -204,7 +211,7 @@ def negate(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) 
     """The plain negation at which the book's loss is that of never having seen it. There is only one."""
     if last is not None:
         return None
-    strength = case.strength(case.negation, case.level)
+    strength = case.forgetting_strength
     return TriedEdit(f"{-strength:.3g}*forget", "negate", case.negation(strength), strength)
 
 
@@ -237,8 +244,9 @@ def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
 def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
     """A negation beyond what is left of the book, then a short fine-tune on the kept text."""
     if last is None or last.strength is None or last.epochs is None or reached is None:
-        beyond = _BEYOND_PROJECTED if case.keep_vectors else _BEYOND
-        strength = beyond * case.strength(case.start_of_repair, case.near_chance)
+        strength = _BEYOND * case.forgetting_strength
+        if case.keep_vectors:
+            strength = _BEYOND_PROJECTED * case.strength(case.projected, case.near_chance)
         epochs = case.repairing.epochs
     else:
         begun = last.strength + last.after

@@ -2,7 +2,9 @@
 
 - `finetuning`: `finetune`, a base and blocks of text -> a model or an adapter in a folder.
 - `repairing`: `repair`, an edited model trained on kept text; edit and repair as one task vector.
-- `teachers`: what fine-tuning minimises: the next-token loss, or the distance to a `Teacher`; a `Guard` of other text.
+- `text_losses`: what a run makes small: losses of texts, and what an objective has to offer.
+- `teachers`: instead of the next-token loss the distance to a `Teacher`; a `Guard` of other text.
+- `unlearning`: `unlearn`, the usual methods of others; `unlearning_methods` has their losses.
 - `settings`: `TrainingSettings`, every choice of a run.
 - `training_stages`: `TrainingStages`, fine-tuned models in a cache, each done once.
 - `scale_fitting`: `fit_scales`, coefficients of several task vectors, learned by gradient on text; `fitted_scales` is
@@ -15,7 +17,7 @@
 - `training_loop`: batches, gradients, steps and losses.
 - `token_blocks`: blocks of tokens, checked, and their order.
 - `trained_model`: the base opened and loaded, its trained weights gathered and saved.
-- `lora`: factors beside frozen weights.
+- `trainable_parts`: what of a model is trained: all, some modules, or LoRA's factors.
 - `accelerators`: what the loop needs of an accelerator.
 
 Example:
@@ -46,23 +48,41 @@ from hf_taskvec.training.run_record import Finetuned
 from hf_taskvec.training.scale_fitting import fit_scales
 from hf_taskvec.training.settings import TrainingSettings
 from hf_taskvec.training.teachers import Guard, Teacher
+from hf_taskvec.training.unlearning import AUTHORS_SETTINGS, Unlearned, unlearn
+from hf_taskvec.training.unlearning_methods import (
+    NPO,
+    RMU,
+    GradientAscent,
+    GradientDifference,
+    SimNPO,
+    UnlearningMethod,
+    unlearning_method,
+)
 
 if TYPE_CHECKING:
     from hf_taskvec.training.trainer_callback import TaskVectorCallback
 
 __all__ = [
+    "AUTHORS_SETTINGS",
+    "NPO",
+    "RMU",
     "Finetuned",
     "FittedScales",
     "ForgetObjective",
+    "GradientAscent",
+    "GradientDifference",
     "Guard",
     "MemoryEstimate",
     "MergeObjective",
     "Objective",
     "Repaired",
+    "SimNPO",
     "TaskVectorCallback",
     "Teacher",
     "TextBatch",
     "TrainingSettings",
+    "Unlearned",
+    "UnlearningMethod",
     "block_losses",
     "check_memory",
     "estimate_memory",
@@ -70,6 +90,8 @@ __all__ = [
     "fit_scales",
     "repair",
     "token_losses",
+    "unlearn",
+    "unlearning_method",
 ]
 
 # transformers' Trainer imports PEFT and bitsandbytes, which takes seconds: only for those who use it.

@@ -1,6 +1,7 @@
 """`finetune`: a base and blocks of text -> a model or an adapter in a folder, resumed if it was interrupted."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
@@ -21,13 +22,14 @@ from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.models.trained_books import RECORDED, marked_books
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
-from hf_taskvec.training.lora import check_targets
 from hf_taskvec.training.memory_estimate import check_training_memory
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
 from hf_taskvec.training.saved_state import find_state, load_state, save_state
 from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
-from hf_taskvec.training.teachers import Guard, OpenedTeachers, Teacher, open_teachers
+from hf_taskvec.training.teachers import Guard, Teacher, open_teachers
+from hf_taskvec.training.text_losses import RunObjective
 from hf_taskvec.training.token_blocks import read_blocks
+from hf_taskvec.training.trainable_parts import check_targets
 from hf_taskvec.training.trained_model import (
     TrainingBase,
     check_weights_finite,
@@ -123,6 +125,40 @@ def finetune(
         (2.91, 2.64)
 
     """
+    return train_with(
+        lambda source: open_teachers(teacher, guard, source),
+        base,
+        blocks,
+        settings,
+        output,
+        tokenizer=tokenizer,
+        checkpoint_every=checkpoint_every,
+        vectors=vectors,
+        overwrite=overwrite,
+        progress=progress,
+        accelerator=accelerator,
+    )
+
+
+def train_with(
+    open_objective: Callable[[TrainingBase], RunObjective],
+    base: "str | Path | PreTrainedModel",
+    blocks: "datasets.Dataset",
+    settings: TrainingSettings,
+    output: str | Path,
+    *,
+    tokenizer: Any = None,
+    checkpoint_every: int | None = None,
+    vectors: bool = False,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    accelerator: "Accelerator | None" = None,
+    books: "Sequence[datasets.Dataset]" = (),
+) -> Finetuned:
+    """`finetune` with any objective, which is opened, and may refuse the base, before a weight is loaded.
+
+    `books` are further blocks whose books the record names.
+    """
     if checkpoint_every is not None and checkpoint_every < 0:
         raise BadValueError(f"checkpoint_every={checkpoint_every} must be a number of steps, or 0 for none.")
     final = Path(output).resolve()
@@ -136,9 +172,8 @@ def finetune(
     beside = companions(source.model) if isinstance(source.model, Path) else []
     data = read_blocks(blocks, source.vocabulary, source.context)
     precision = resolve_precision(settings, accelerator)
-    if settings.method == "lora":
-        check_targets(meta_model(source.config), settings.targets)
-    objective = open_teachers(teacher, guard, source)
+    check_targets(meta_model(source.config), settings)
+    objective = open_objective(source)
     check_training_memory(source.config, settings, data.length, accelerator, objective.configs)
     model = source.load(training_dtype(source.config, settings, precision))
     fingerprint = full_fingerprint(model) if accelerator.is_main_process else ""
@@ -190,8 +225,8 @@ def finetune(
                 _save_companions(source, beside, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-            books = marked_books(blocks.info.description)
-            write_record(folder, _record(loop, key, source, objective, vectors, books, speed))
+            named = [name for each in (blocks, *books) for name in marked_books(each.info.description)]
+            write_record(folder, _record(loop, key, source, objective, vectors, list(dict.fromkeys(named)), speed))
             folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / TRAINING_STATE).unlink(missing_ok=True)
@@ -246,7 +281,7 @@ def _record(
     loop: TrainingLoop,
     key: str,
     source: TrainingBase,
-    objective: OpenedTeachers,
+    objective: RunObjective,
     vectors: bool,
     books: list[str],
     speed: float,

@@ -11,8 +11,8 @@ from accelerate.utils import DistributedType
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.sizes import memory_size
 from hf_taskvec.training.accelerators import resolve_precision
-from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
+from hf_taskvec.training.trainable_parts import make_trainable
 from hf_taskvec.training.trained_model import meta_model, training_dtype
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ def estimate_memory(
     config = model.config if isinstance(model, torch.nn.Module) else model
     shape = meta_model(config)
     frozen_bytes = training_dtype(config, settings, used).itemsize
-    if settings.method == "lora":
-        with torch.random.fork_rng([]):
-            shape = add_lora(shape, settings)
+    with torch.random.fork_rng([]):
+        shape = make_trainable(shape, settings)
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in shape.parameters()]
     trained = sum(count for count, is_trained in counts if is_trained)
     frozen = sum(count for count, is_trained in counts if not is_trained)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
-from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.distributed import make_accelerator, processes
@@ -32,7 +31,7 @@ from hf_taskvec.training.run_record import Finetuned
 from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
 from hf_taskvec.training.teachers import Guard, OpenedTeachers, Teacher, open_teachers
 from hf_taskvec.training.token_blocks import TokenBlocks, read_blocks
-from hf_taskvec.training.trained_model import TrainingBase, open_base
+from hf_taskvec.training.trained_model import TrainingBase, made_by, open_base
 
 if TYPE_CHECKING:
     import datasets
@@ -225,9 +224,7 @@ class _Work:
 
     def _labelled(self, repair: TaskVector, kind: str) -> TaskVector:
         """The repair, its provenance telling what was trained: the edited model."""
-        how = f"{kind} fine-tune on kept text, after {self.edit.expression}"
-        origin = replace(repair.provenance.origins[0], how=how, identity=None)
-        return TaskVector({name: change.terms for name, change in repair.items()}, Provenance.of(origin))
+        return made_by(repair, f"{kind} fine-tune on kept text, after {self.edit.expression}")
 
     def record(self, key: str, vector: TaskVector, tuned: Finetuned) -> dict[str, Any]:
         """How it was made, without a path of this machine."""

@@ -53,8 +53,8 @@ class TrainingSettings:
         dropout (`float`, *optional*, defaults to 0.0):
             Of LoRA's input.
         targets (`tuple` of `str`, or `str`, *optional*):
-            The modules that LoRA adapts: ends of their names, or one regular expression for whole names. By default
-            every linear layer but the output head.
+            The modules that are trained: ends of their names, or one regular expression for whole names. By default
+            LoRA adapts every linear layer but the output head, and a full fine-tune trains every weight.
 
     Raises:
         `BadValueError`: If a number makes no sense.

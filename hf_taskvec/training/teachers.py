@@ -1,30 +1,29 @@
-"""What a training run makes small: the next-token loss, or the distance to a teacher's predictions.
-
-A loss is a function of a micro-batch's logits, tokens and labels that gives its *sum* over the predicted tokens; the
-loop divides by how many there are in the whole batch, so processes and micro-batches may share it in any way.
-"""
+"""Teachers: models whose predictions a training run learns, on the text that is kept or on text to be guarded."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.training.settings import ComputePrecision
-from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, read_blocks
+from hf_taskvec.training.text_losses import (
+    NEXT_TOKEN,
+    SecondText,
+    TextLoss,
+    divergence,
+    frozen_model,
+    next_token_loss,
+)
+from hf_taskvec.training.token_blocks import TokenBlocks, read_blocks
 from hf_taskvec.training.trained_model import TrainingBase, open_base
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedConfig, PreTrainedModel
-
-#: logits, tokens and labels of a micro-batch -> the loss, summed over the predicted tokens
-SummedLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,21 +85,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# The losses.
-
-
-def next_token_loss(logits: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of the labels, each predicted from the tokens before it."""
-    return cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
-def divergence(logits: torch.Tensor, teacher_logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """KL(teacher ‖ model) of the next token's distribution, summed where a label counts."""
-    model, teacher = (log_softmax(each[:, :-1].float(), dim=-1) for each in (logits, teacher_logits))
-    each_token = kl_div(model, teacher, reduction="none", log_target=True).sum(dim=-1)
-    return each_token.masked_fill(labels[:, 1:] == IGNORED, 0.0).sum()
+# The loss.
 
 
 @dataclass(frozen=True)
@@ -118,15 +103,6 @@ class TeacherLoss:
         if self.weight == 1.0:
             return loss
         return self.weight * loss + (1.0 - self.weight) * next_token_loss(logits, ids, labels)
-
-
-@dataclass(frozen=True)
-class GuardedText:
-    """Text of which each step takes a batch as well, and what it adds to the loss."""
-
-    blocks: TokenBlocks
-    loss: SummedLoss
-    weight: float
 
 
 # From what a caller gives to the losses.
@@ -165,16 +141,15 @@ class OpenedTeachers:
             found["guard"] = {"weight": self.guard_weight, "teacher": self.guard.record.to_json(), "blocks": blocks}
         return found
 
-    def load(self, precision: ComputePrecision, device: torch.device) -> tuple[SummedLoss, GuardedText | None]:
+    def load(self, precision: ComputePrecision, device: torch.device) -> tuple[TextLoss, SecondText | None]:
         """The loss of the text that is learnt, and the guard; teachers frozen and on their device."""
-        loss: SummedLoss = next_token_loss
+        loss = NEXT_TOKEN
         if self.kept:
-            loss = TeacherLoss(_frozen(self.kept, precision, device), self.share)
+            loss = TextLoss(TeacherLoss(frozen_model(self.kept, precision, device), self.share))
         if self.guard is None or self.guarded is None:
             return loss, None
-        return loss, GuardedText(
-            self.guarded, TeacherLoss(_frozen(self.guard, precision, device)), float(self.guard_weight)
-        )
+        taught = TeacherLoss(frozen_model(self.guard, precision, device))
+        return loss, SecondText(self.guarded, TextLoss(taught, weight=float(self.guard_weight)))
 
 
 def open_teachers(
@@ -209,9 +184,3 @@ def _open_teacher(model: "str | Path | PreTrainedModel", trained: TrainingBase) 
             "one token number means two things. Give a teacher of the same vocabulary."
         )
     return teacher
-
-
-def _frozen(teacher: TrainingBase, precision: ComputePrecision, device: torch.device) -> Any:
-    # Nothing is learnt by it, so bf16 passes need no more than bf16 weights.
-    model: Any = teacher.load(torch.bfloat16 if precision == "bf16" else torch.float32)
-    return model.to(device).eval().requires_grad_(False)

@@ -4,14 +4,14 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hf_taskvec.algebra.expressions import label_for
-from hf_taskvec.algebra.provenance import ModelRecord
+from hf_taskvec.algebra.provenance import ModelRecord, Provenance
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.atomic import hidden_beside
@@ -178,6 +178,13 @@ def save_vector(model: Any, weights: Mapping[str, torch.Tensor], base: Model | N
             assert base is not None
             vector = TaskVector.from_finetuned(base, tuned, name=label_for(folder.name))
         vector.save(folder, overwrite=True)
+
+
+def made_by(vector: TaskVector, how: str) -> TaskVector:
+    """A vector of one origin, its provenance telling how it was made."""
+    (origin,) = vector.provenance.origins
+    told = Provenance.of(replace(origin, how=how, identity=None))
+    return TaskVector({name: change.terms for name, change in vector.items()}, told)
 
 
 @contextmanager

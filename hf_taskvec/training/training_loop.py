@@ -12,10 +12,10 @@ import torch
 from hf_taskvec.errors import DivergedError
 from hf_taskvec.progress import progress_bar
 from hf_taskvec.training.accelerators import TrainingAccelerator, whole_tensor
-from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
-from hf_taskvec.training.teachers import GuardedText, SummedLoss, next_token_loss
-from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, epoch_order, mixed_seed, process_micro_batches
+from hf_taskvec.training.text_losses import NEXT_TOKEN, SecondText, TextLoss
+from hf_taskvec.training.token_blocks import TokenBlocks, epoch_order, mixed_seed, process_micro_batches
+from hf_taskvec.training.trainable_parts import make_trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -42,16 +42,15 @@ def start_training(
     blocks: TokenBlocks,
     settings: TrainingSettings,
     precision: ComputePrecision,
-    loss: SummedLoss = next_token_loss,
-    guard: GuardedText | None = None,
+    loss: TextLoss = NEXT_TOKEN,
+    second: SecondText | None = None,
 ) -> "TrainingLoop":
     """A loop before its first step, over all processes."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if settings.method == "lora":
-        model = add_lora(model, settings)
+    model = make_trainable(model, settings)
     model, optimizer = accelerator.prepare(model, make_optimizer(model, settings))
-    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision, loss=loss, guard=guard)
+    return TrainingLoop(accelerator, model, optimizer, blocks, settings, precision, loss=loss, second=second)
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,12 @@ class _Batch:
 
     blocks: TokenBlocks
     rows: torch.Tensor
-    loss: SummedLoss
-    weight: float
+    loss: TextLoss
 
     @property
-    def targets(self) -> int:
-        """How many tokens are predicted; at least 1, to divide by."""
-        return max(1, self.blocks.targets(self.rows))
+    def share(self) -> float:
+        """What a sum over some of the rows is multiplied by, to be that part of the weighted mean over all of them."""
+        return self.loss.weight / self.loss.count(self.blocks, self.rows)
 
     def parts(self, rank: int, processes: int, size: int) -> list[torch.Tensor]:
         """A process's micro-batches."""
@@ -86,10 +84,10 @@ class TrainingLoop:
     losses: list[float] = field(default_factory=list)
     #: how many steps there are, if not as many as the epochs have
     total: int | None = None
-    #: of the blocks; what is minimised is its mean over their predicted tokens
-    loss: SummedLoss = next_token_loss
+    #: of the blocks
+    loss: TextLoss = NEXT_TOKEN
     #: text of which each step takes a batch as well
-    guard: GuardedText | None = None
+    second: SecondText | None = None
     #: loss and gradient norm of the steps whose numbers were not read yet
     _unread: list[torch.Tensor] = field(default_factory=list)
 
@@ -150,7 +148,7 @@ class TrainingLoop:
             last = number == len(parts)
             with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
                 # Processes average their gradients, so each one's share of the mean counts for all of them.
-                loss = self._summed(batch, part) * batch.weight / batch.targets
+                loss = self._summed(batch, part) * batch.share
                 (loss * processes).backward()
             total += loss.detach()
         norm = accelerator.clip_grad_norm_(self._trained(), settings.max_grad_norm)
@@ -162,14 +160,14 @@ class TrainingLoop:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _batches(self, step: int, rows: torch.Tensor) -> "list[_Batch]":
-        """What a step learns from: the rows of the blocks, and some of the guard, if there is one."""
-        batches = [_Batch(self.blocks, rows, self.loss, 1.0)]
-        if self.guard:
-            guarded = self.guard.blocks
-            size = min(len(guarded), self.settings.batch_size)
-            epoch, index = divmod(step, -(-len(guarded) // size))
-            order = epoch_order(len(guarded), mixed_seed(self.settings.seed, 1), epoch)
-            batches.append(_Batch(guarded, order[index * size :][:size], self.guard.loss, self.guard.weight))
+        """What a step learns from: the rows of the blocks, and some of the second text, if there is one."""
+        batches = [_Batch(self.blocks, rows, self.loss)]
+        if self.second:
+            others = self.second.blocks
+            size = min(len(others), self.settings.batch_size)
+            epoch, index = divmod(step, -(-len(others) // size))
+            order = epoch_order(len(others), mixed_seed(self.settings.seed, 1), epoch)
+            batches.append(_Batch(others, order[index * size :][:size], self.second.loss))
         return batches
 
     def _summed(self, batch: "_Batch", part: torch.Tensor) -> torch.Tensor:
@@ -178,14 +176,11 @@ class TrainingLoop:
         A process whose share is empty computes a block of which nothing counts: the others wait for it when gradients
         (and, sharded, weights) are exchanged.
         """
-        ids, labels = (batch.blocks.ids[part], batch.blocks.labels[part])
-        if not len(part):
-            ids = batch.blocks.ids[batch.rows[:1]]
-            labels = torch.full_like(ids, IGNORED)
-        ids, labels = (each.to(self.accelerator.device) for each in (ids, labels))
+        rows = part if len(part) else batch.rows[:1]
+        ids, labels = (each[rows].to(self.accelerator.device) for each in (batch.blocks.ids, batch.blocks.labels))
         with self._autocast():
-            logits = self.model(input_ids=ids, use_cache=False).logits
-        return batch.loss(logits, ids, labels)
+            said = batch.loss.of(self.model, ids)
+        return batch.loss.summed(said, ids, labels) if len(part) else said.sum() * 0.0
 
     def _autocast(self) -> Any:
         if self.precision == "bf16":

@@ -19,21 +19,22 @@ passage of 12 + 12 words, so that the answers are the whole text, each word once
 - `project, repair` and so on: the same from the projected edit;
 - `lora, repair` and so on (with `--ways lora`): the same from a LoRA vector, repaired in full;
 - `repair on …`: on a share of the kept text, or (`--unseen`) on the next words of the same books, which no model saw;
+- `retraining`: the reference itself, for what it loses of the kept books;
 - `brief retraining`: θ_0 fine-tuned on the two books for as long as one repair: what the repair's budget buys without
   any vector.
 
 A finished case is written to docs/evidence/forget.json, from which the tables are made.
 
-What was fixed before the reported seeds (40 to 44) were run, after seeds below 30: all settings in this file, and the
-goal for a case: R of Rouge-L, loss, extraction strength and exact memorisation within 0.8 and 1.2, the membership AUC
-within 0.05 of the reference's, and no more than 5 % lost by a kept book in any of the four, as means over the half of
-the passages that did not choose the edit; the first repair costs half of a retraining. Reported is every case, whatever
-it says. (Two cases of earlier settings, seeds 30 and 34, were reported before; they measured the membership AUC on half
-as many passages.) Expected, after two cases of seeds 11 and 12: that `negate` never gets there; that the first repair
-gets the four R there in nearly every case, its AUC 0 to 0.1 above the reference's, and its worst loss of a kept book,
-by extraction strength, at 3 to 10 %; that the adjustment brings the AUC to within 0.05 where the kept books allow it,
-and costs them 1 to 4 %; so that the whole goal is reached at half of the cost in a third to a half of the cases, and in
-most with the second repair; that from a LoRA vector it is reached in none, R by the loss staying lowest.
+What was fixed before the reported seeds (50 to 54) were run, after seeds below 30, two cases of seed 40, and two of
+earlier settings (30, 34): all settings in this file, and the goal for a case: R of Rouge-L, loss, extraction strength
+and exact memorisation within 0.8 and 1.2, the membership AUC within 0.05 of the reference's, and no more than 5 % lost
+by a kept book in any of the four, as means over the half of the passages that did not choose the edit; the first repair
+costs half of a retraining. Reported is every case, whatever it says. Expected: that `negate` never gets there; that the
+first repair gets the four R there in nearly every case, its AUC −0.05 to 0.1 above the reference's, and its worst loss
+of a kept book, by extraction strength, at 3 to 12 %, and that retraining itself loses as much of the untouched model's;
+that the adjustment brings the AUC to within 0.05 where the kept books allow it, and costs them 1 to 4 %; so that the
+whole goal is reached at half of the cost in few cases, and in most with the second repair; that from a LoRA vector it
+is reached in none, R by the loss staying lowest.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="θ_0: a folder")
     parser.add_argument("--books", nargs="+", default=[], metavar="NAME=FORGET,ALIGNED,RETAIN")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[40, 41, 42, 43, 44])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[50, 51, 52, 53, 54])
     parser.add_argument("--ways", nargs="*", choices=[which for _, which, *_ in WAYS], default=["full"])
     parser.add_argument("--shares", type=float, nargs="*", default=[], help="also repair on these shares of the text")
     parser.add_argument("--unseen", action="store_true", help="also repair on the next words of the kept books")
@@ -220,6 +221,8 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
         take(name, nearest(found, list(found.tried)), found.tried[0].tokens)
         say(folder, f"{name}: {made[name]['edit']}")
     if "full" in ways:
+        edits["retraining"] = TaskVector.from_finetuned(joint, reference, name="retraining")
+        made["retraining"] = {"edit": "θ_0, retrained", "tokens": FULL.epochs * case.keep_blocks.num_rows * BLOCK}
         brief = train("brief", REPAIR, *kept)
         edits["brief retraining"] = TaskVector.from_finetuned(joint, brief, name="brief")
         made["brief retraining"] = {"edit": "θ_0, trained", "tokens": REPAIR.epochs * case.keep_blocks.num_rows * BLOCK}

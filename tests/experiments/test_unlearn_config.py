@@ -186,7 +186,7 @@ def on_meta(base: str) -> Any:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ready_file_fits_its_model(path: Path) -> None:
     from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi
-    from hf_taskvec.training.lora import add_lora, check_targets
+    from hf_taskvec.training.trainable_parts import add_lora, check_targets
 
     values = yaml.safe_load(path.read_text("utf-8"))
     base = values.get("base_model", "")
@@ -202,7 +202,7 @@ def test_every_ready_file_fits_its_model(path: Path) -> None:
     words = found.asking.prompt_length + found.asking.answer_length
     assert 1.3 * words < model.config.max_position_embeddings
     settings = found.training("lora")
-    check_targets(model, settings.targets)
+    check_targets(model, settings)
     import torch
 
     with torch.device("meta"):

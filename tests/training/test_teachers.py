@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from hf_taskvec.errors import BadValueError, MismatchError, OutputError
 from hf_taskvec.training import Guard, Teacher, finetune
 from hf_taskvec.training.accelerators import SingleProcess
-from hf_taskvec.training.teachers import TeacherLoss, divergence, next_token_loss
+from hf_taskvec.training.teachers import TeacherLoss
+from hf_taskvec.training.text_losses import divergence, next_token_loss
 from hf_taskvec.training.token_blocks import IGNORED, TokenBlocks, epoch_order
 from hf_taskvec.training.training_loop import TrainingLoop, make_optimizer
 

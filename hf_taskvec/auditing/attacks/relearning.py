@@ -23,9 +23,9 @@ from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.models.model_facts import input_device
 from hf_taskvec.training.accelerators import SingleProcess
-from hf_taskvec.training.lora import add_lora, check_targets
 from hf_taskvec.training.settings import Method, TrainingSettings
 from hf_taskvec.training.token_blocks import read_blocks
+from hf_taskvec.training.trainable_parts import check_targets, make_trainable
 from hf_taskvec.training.trained_model import check_weights_finite, open_base
 from hf_taskvec.training.training_loop import TrainingLoop, make_optimizer
 
@@ -162,8 +162,7 @@ def relearned(
     base = open_base(model)
     data = read_blocks(blocks, base.vocabulary, base.context)
     training = settings.training
-    if settings.method == "lora":
-        check_targets(model, training.targets)
+    check_targets(model, training)
     accelerator = SingleProcess()
     accelerator.device = input_device(model)
     steps = settings.measured_steps(len(data))
@@ -171,9 +170,7 @@ def relearned(
         trained: Any = base.load(torch.float32)
         trained.__dict__.pop("generate", None)  # who has the weights need not keep a filter of what is generated
         trained.generation_config = copy.deepcopy(model.generation_config)  # whose end tokens the harness follows
-        trained.requires_grad_(True)
-        if settings.method == "lora":
-            trained = add_lora(trained, training)
+        trained = make_trainable(trained.requires_grad_(True), training)
         optimizer = make_optimizer(trained, training)
         loop = TrainingLoop(accelerator, trained, optimizer, data, training, "fp32", total=steps[-1])
     return _at_steps(loop, steps, progress)

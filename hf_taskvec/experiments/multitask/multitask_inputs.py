@@ -17,7 +17,7 @@ from hf_taskvec.experiments.smollm import SMOLLM, smollm_folder
 from hf_taskvec.experiments.synthetic_library.book_writer import write_library
 from hf_taskvec.experiments.synthetic_library.tiny_phi import make_phi, train_tokenizer
 from hf_taskvec.models.loading import load_tokenizer
-from hf_taskvec.training.lora import check_targets
+from hf_taskvec.training.trainable_parts import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _own(config: MultitaskConfig) -> _Own:
             f"--block-length {source.context}."
         )
     if config.method == "lora":
-        check_targets(meta_model(source.config), config.training.targets)
+        check_targets(meta_model(source.config), config.training)
     check_rounds_memory(source.config, config.training, config.block_length, len(names))
     held = {n: held_out(book, tokenizer, config.block_length) for n, book in mine.items()}
     blocks = {n: training_blocks((book,), tokenizer, config) for n, book in mine.items()}

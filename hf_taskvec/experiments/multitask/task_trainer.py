@@ -16,9 +16,9 @@ from hf_taskvec.algebra.vector_constructors import Model
 from hf_taskvec.errors import UnsupportedError, some
 from hf_taskvec.models.layout import is_peft_model
 from hf_taskvec.training.accelerators import SingleProcess
-from hf_taskvec.training.lora import add_lora
 from hf_taskvec.training.settings import ComputePrecision, TrainingSettings
 from hf_taskvec.training.token_blocks import TokenBlocks
+from hf_taskvec.training.trainable_parts import make_trainable
 from hf_taskvec.training.trained_model import TrainingBase, training_dtype
 from hf_taskvec.training.training_loop import TrainingLoop, make_optimizer
 
@@ -39,7 +39,7 @@ class TaskTrainer:
         model.to(self._accelerator.device)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model: Any = add_lora(model, settings) if settings.method == "lora" else model
+        self.model: Any = make_trainable(model, settings)
         self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.units: Mapping[str, tuple[str, ...]] = self._find_units()
         self.start = self.take()

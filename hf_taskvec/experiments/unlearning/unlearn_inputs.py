@@ -25,7 +25,7 @@ from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.loading import load_tokenizer
 from hf_taskvec.models.locations import locate
 from hf_taskvec.models.tensor_files import open_files
-from hf_taskvec.training.lora import check_targets
+from hf_taskvec.training.trainable_parts import check_targets
 from hf_taskvec.training.trained_model import meta_model, open_base
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def prepare_unlearning(config: UnlearnConfig) -> UnlearnInputs:
     if tokenizer is None:
         tokenizer = load_tokenizer(base)
     if "lora" in (config.method, config.joint_method):
-        check_targets(meta_model(source.config), config.training("lora").targets)
+        check_targets(meta_model(source.config), config.training("lora"))
     context = source.context
     if context is not None and config.block_length > context:
         raise BadValueError(

@@ -1,4 +1,4 @@
-"""LoRA: trainable factors beside a model's frozen weights."""
+"""What of a model is trained: all of it, the weights of some modules, or LoRA's factors beside frozen weights."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"  # PEFT's word for every linear layer but the output head
+
+
+def make_trainable(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
+    """The model as it is trained: with LoRA's factors, or with the weights of all but the targets frozen."""
+    if settings.method == "lora":
+        return add_lora(model, settings)
+    if settings.targets is not None:
+        model.requires_grad_(False)
+        for _, module in targeted_modules(model, settings.targets):
+            module.requires_grad_(True)
+    return model
 
 
 def add_lora(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
@@ -36,11 +47,12 @@ def add_lora(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
     return adapted
 
 
-def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None) -> None:
-    """Refuse targets that name no module, or one that LoRA cannot adapt. The model may be on the meta device."""
+def check_targets(model: torch.nn.Module, settings: TrainingSettings) -> None:
+    """Refuse targets that name no module, or one that cannot be trained so. The model may be on the meta device."""
     from transformers.pytorch_utils import Conv1D
 
-    if targets is None or targets == ALL_LINEAR:
+    targets = settings.targets
+    if settings.method == "lora" and (targets is None or targets == ALL_LINEAR):
         if restructured := sorted(layout_of_model(model).restructured):
             raise UnsupportedError(
                 f"{some(restructured)}: transformers stores such parameters (fused experts, for example) in another "
@@ -48,11 +60,26 @@ def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None)
                 "other layers as targets, e.g. ('q_proj', 'v_proj')."
             )
         return
-    modules = dict(model.named_modules())
-    adaptable = [n for n, m in modules.items() if isinstance(m, torch.nn.Linear | torch.nn.Embedding | Conv1D)]
-    known = sorted({name.rsplit(".", 1)[-1] for name in adaptable})
+    if targets is None:
+        return
+    adaptable = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
+    for target, module in targeted_modules(model, targets):
+        if settings.method == "lora" and not isinstance(module, adaptable):
+            raise UnsupportedError(
+                f"the target {target!r} matches a {type(module).__name__}. LoRA adapts linear layers and embeddings: "
+                f"{some(_trainable_ends(model), 12)}."
+            )
+        if next(module.parameters(), None) is None:
+            raise UnsupportedError(f"the target {target!r} matches a {type(module).__name__}, which has no weights.")
+
+
+def targeted_modules(model: torch.nn.Module, targets: tuple[str, ...] | str) -> list[tuple[str, torch.nn.Module]]:
+    """The modules that targets name, each with its target: by the end of their names, or by a regular expression."""
+    known = _trainable_ends(model)
     if not targets:
         raise BadValueError(f"targets is empty. The model has {some(known, 12)}; or leave targets out for all of them.")
+    modules = dict(model.named_modules())
+    chosen: list[tuple[str, torch.nn.Module]] = []
     for target in [targets] if isinstance(targets, str) else targets:
         if isinstance(targets, str):
             try:
@@ -66,9 +93,13 @@ def check_targets(model: torch.nn.Module, targets: tuple[str, ...] | str | None)
             raise MissingNameError(
                 f"no module of the model matches the target {target!r}.{hint} It has {some(known, 12)}."
             )
-        wrong = [name for name in found if name not in adaptable]
-        if wrong:
-            raise UnsupportedError(
-                f"the target {target!r} matches {wrong[0]}, a {type(modules[wrong[0]]).__name__}. LoRA adapts linear "
-                f"layers and embeddings: {some(known, 12)}."
-            )
+        chosen += [(target, modules[name]) for name in found]
+    return chosen
+
+
+def _trainable_ends(model: torch.nn.Module) -> list[str]:
+    """The last parts of the names of linear layers and embeddings."""
+    from transformers.pytorch_utils import Conv1D
+
+    kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
+    return sorted({name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, kinds)})
