@@ -21,6 +21,7 @@ from hf_taskvec.json_files import json_digest
 from hf_taskvec.models.companions import companions
 from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.models.trained_books import RECORDED, marked_books
+from hf_taskvec.peak_memory import peak_memory
 from hf_taskvec.training.accelerators import check_accelerator, resolve_precision
 from hf_taskvec.training.memory_estimate import check_training_memory
 from hf_taskvec.training.run_record import Finetuned, is_record_of, write_record
@@ -211,7 +212,8 @@ def train_with(
                 save_state(folder, key, loop.losses, loop.plain, loop.optimizer, write=accelerator.is_main_process)
 
         try:
-            speed = loop.run(progress, after_step)
+            with peak_memory(accelerator.device) as peak:
+                speed = loop.run(progress, after_step)
         except DivergedError:
             if accelerator.is_main_process:  # to continue would lead to the same
                 remove_folder(folder)
@@ -225,8 +227,8 @@ def train_with(
                 _save_companions(source, beside, folder, with_tokenizer=tokenizer is None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-            named = [name for each in (blocks, *books) for name in marked_books(each.info.description)]
-            write_record(folder, _record(loop, key, source, objective, vectors, list(dict.fromkeys(named)), speed))
+            named = dict.fromkeys(name for each in (blocks, *books) for name in marked_books(each.info.description))
+            write_record(folder, _record(loop, key, source, objective, vectors, list(named), speed, peak.bytes))
             folders.close()
             # Last of all: a run that is killed before its output has its name needs the checkpoint.
             (final / TRAINING_STATE).unlink(missing_ok=True)
@@ -285,6 +287,7 @@ def _record(
     vectors: bool,
     books: list[str],
     speed: float,
+    peak: int | None,
 ) -> dict[str, Any]:
     epochs = loop.settings.epochs
     return {
@@ -302,5 +305,9 @@ def _record(
         "epoch_losses": loop.epoch_losses(),
         "losses": loop.losses,
         "vectors": [f"epoch-{epoch}" for epoch in range(1, epochs + 1)] if vectors else [],
-        "timing": {"tokens_per_second": round(speed, 1), "processes": loop.accelerator.num_processes},
+        "timing": {
+            "tokens_per_second": round(speed, 1),
+            "processes": loop.accelerator.num_processes,
+            "peak_bytes": peak,
+        },
     }

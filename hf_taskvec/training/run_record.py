@@ -14,6 +14,7 @@ from hf_taskvec.typed_values import typed
 @dataclass(frozen=True)
 class _Timing:
     tokens_per_second: float
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Finetuned:
             Of the run that finished it, over all processes.
         vectors (`tuple` of `Path`, *optional*):
             The task vector of each epoch, if they were asked for.
+        peak_bytes (`int`, *optional*):
+            The most memory that the steps took beyond the weights, in the main process; `None` where nothing told.
     """
 
     folder: Path
@@ -52,6 +55,7 @@ class Finetuned:
     steps: int
     tokens_per_second: float
     vectors: tuple[Path, ...] = ()
+    peak_bytes: int | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> "Finetuned":
@@ -83,6 +87,7 @@ class Finetuned:
             steps=data.steps,
             tokens_per_second=data.timing.tokens_per_second,
             vectors=tuple(folder / EPOCH_VECTORS / name for name in data.vectors),
+            peak_bytes=data.timing.peak_bytes,
         )
 
 

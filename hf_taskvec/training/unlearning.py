@@ -45,6 +45,8 @@ class Unlearned:
             Tokens that were trained on, to be forgotten or kept, each as often as it was seen.
         seconds (`float`):
             How long the training takes at the speed of the run that finished it.
+        peak_bytes (`int`, *optional*):
+            The most memory that the steps took beyond the weights; `None` where nothing told.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Unlearned:
     steps: int
     tokens: int
     seconds: float
+    peak_bytes: int | None
 
 
 def unlearn(
@@ -151,6 +154,7 @@ def unlearn(
         steps=run.steps,
         tokens=forgotten + _kept_tokens(run.steps, used.batch_size, keep_blocks),
         seconds=round(forgotten / max(run.tokens_per_second, 0.1), 1),  # of both texts: a speed counts the first only
+        peak_bytes=run.peak_bytes,
     )
 
 
