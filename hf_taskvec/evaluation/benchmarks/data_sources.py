@@ -59,10 +59,10 @@ def load_rows(source: DataSource, access: HubAccess) -> tuple[Mapping[str, Any],
     """The rows of a split, each with the source's columns and no others.
 
     Raises:
-        `MissingFileError`: If there is no such data set, revision, configuration or split.
+        `MissingFileError`: If there is no such data set, revision, configuration or split, or it is empty.
         `HubError`: If the Hub cannot be reached and the data set is not in the cache.
         `MissingNameError`: If a column is missing.
-        `BadValueError`: If the split has no rows, or a value is of another type or blank.
+        `BadValueError`: If a value is of another type or blank, or a file is damaged.
     """
     loaded = _load(source, access)
     wanted = (*source.columns, *source.lists)
@@ -72,8 +72,8 @@ def load_rows(source: DataSource, access: HubAccess) -> tuple[Mapping[str, Any],
                 f"{source.id} has no column {column!r}.{did_you_mean(column, loaded.column_names)} It has "
                 f"{some(loaded.column_names, 8)}: it is another data set, or another revision of it"
             )
-    if not len(loaded):
-        raise BadValueError(f"{source.id} has no rows: name a revision of it that has")
+    if not len(loaded):  # some versions of datasets raise an error instead, see `_load`
+        raise MissingFileError(f"no rows in {source.id}: name a revision= that has some")
     rows = tuple({column: row[column] for column in wanted} for row in loaded.select_columns(list(wanted)))
     for number, row in enumerate(rows):
         for column in source.columns:
@@ -108,11 +108,11 @@ def _load(source: DataSource, access: HubAccess) -> Any:
             return datasets.load_dataset(
                 source.repo, source.config, split=source.split, revision=access.revision, token=access.token
             )
-    # First what is not there, which is a FileNotFoundError, and a configuration or split, which is a ValueError.
+    # A data set or revision that is not there; a ValueError for a configuration or split that is missing or empty.
     except (FileNotFoundError, ValueError) as error:
         raise MissingFileError(
-            f"no data set {source.id}{at} on the Hub: {_first_line(error)} Check revision=; if it is private or gated, "
-            "accept its terms on the Hub and pass token="
+            f"no data set {source.id}{at} on the Hub, or no rows in it: {_first_line(error)} Check revision=; if it is "
+            "private or gated, accept its terms on the Hub and pass token="
         ) from error
     except (OSError, HTTPError) as error:
         raise HubError(

@@ -268,9 +268,9 @@ def load_benchmark(
 
     Raises:
         `MissingNameError`: If there is no such benchmark or prompt form, or a data set lacks a column.
-        `MissingFileError`: If there is no such data set, revision, configuration or split on the Hub.
+        `MissingFileError`: If there is no such data set, revision, configuration or split on the Hub, or it is empty.
         `HubError`: If the Hub cannot be reached and the data is not in the cache.
-        `BadValueError`: If a split is empty, a value is of another type, or two parts hold the same rows.
+        `BadValueError`: If a value is of another type, a file is damaged, or two parts hold the same rows.
 
     Example:
         >>> books = load_benchmark("muse/books")  # doctest: +SKIP
