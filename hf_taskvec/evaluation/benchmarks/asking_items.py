@@ -152,7 +152,10 @@ def _prepare(part: BenchmarkPart, benchmark: Benchmark, tokenizer: Any, config: 
 
 
 def _whole_text(part: BenchmarkPart, number: int, item: BenchmarkItem, tokenizer: Any) -> TokenizedPassage:
-    """A text without a prompt: its first token (or the one that begins every text) is given, the others are judged."""
+    """A text without a prompt: its first token (or the one that begins every text) is given, the others are judged.
+
+    So does MUSE; open-unlearning leaves the last token out as well, which it takes for an end token.
+    """
     ids = tokenizer(item.answer, verbose=False)["input_ids"][: _MOST_TOKENS + 1]
     if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids = ids[:-1]

@@ -119,9 +119,9 @@ class BenchmarkReport:
 
     def to_markdown(self) -> str:
         """The published rows, the retrained model's and the model's own in one table, and every metric explained."""
-        from hf_taskvec.evaluation.benchmarks.benchmark_table import report_markdown
+        from hf_taskvec.evaluation.benchmarks.benchmark_table import benchmark_markdown
 
-        return report_markdown(self)
+        return benchmark_markdown(self)
 
     def save(self, output: str | Path) -> Path:
         """Write `benchmark.json` and `benchmark.md`; each appears under its name only when it is complete.
@@ -172,12 +172,17 @@ def item_values(parts: Sequence[PartResult]) -> ItemValues:
     }
 
 
-def check_same_questions(report: BenchmarkReport, benchmark: Benchmark) -> None:
-    """Refuse a report of other questions than the benchmark's: its numbers belong to other items.
+def check_retrained(report: BenchmarkReport, benchmark: Benchmark) -> None:
+    """Refuse a report that is not the retrained model's own, or of other questions than the benchmark's.
 
     Raises:
         `MismatchError`: With what differs.
     """
+    if report.model != report.retrained.fingerprint:
+        raise MismatchError(
+            f"the report of model {report.model[:12]} compares it with the retrained model "
+            f"{report.retrained.fingerprint[:12]}: retrained= takes the report of the retrained model itself"
+        )
     if report.benchmark != benchmark.name:
         raise MismatchError(
             f"the retrained model's report is of {report.benchmark}, not of {benchmark.name}: run this benchmark on it"

@@ -14,7 +14,7 @@ from hf_taskvec.evaluation.benchmarks.benchmark_report import (
     BenchmarkReport,
     PartResult,
     RetrainedModel,
-    check_same_questions,
+    check_retrained,
     item_values,
 )
 from hf_taskvec.evaluation.benchmarks.named_benchmarks import DEFINITIONS, Benchmark, check_parts_differ
@@ -35,8 +35,7 @@ def run_benchmark(
 ) -> BenchmarkReport:
     """A benchmark's metrics of a live model, with every item's numbers.
 
-    The model is asked as it is: apply an edit first, or set its λ. It is left as it was. Under `accelerate launch` the
-    work is shared, and every process gets the same report.
+    The model is asked as it is: apply an edit first, or set its λ. It is left as it was.
 
     Args:
         benchmark (`Benchmark`):
@@ -64,7 +63,8 @@ def run_benchmark(
     Raises:
         `BadValueError`: If `retrained` is missing, an item does not fit into a model's context, or the tokenizer lacks
             what the prompt form needs; before any work. Also if the retrained model's AUC is 1, see `privacy_leak`.
-        `MismatchError`: If the retrained model's report is of other questions, or the tokenizer is not the model's.
+        `MismatchError`: If `retrained` is a report of other questions, or of a model that was itself compared with
+            another one; or if the tokenizer is not the model's.
         `MissingFileError`, `CorruptFileError`: If there is no report at `retrained`, or it is damaged.
         `OutputError`: If `output` or `store` cannot be written; before any work.
 
@@ -136,7 +136,7 @@ def _reference(retrained: Any, benchmark: Benchmark) -> Any:
     if isinstance(retrained, str | Path):
         retrained = BenchmarkReport.load(retrained)
     if isinstance(retrained, BenchmarkReport):
-        check_same_questions(retrained, benchmark)
+        check_retrained(retrained, benchmark)
     elif isinstance(retrained, Mapping) or not callable(retrained):
         raise BadValueError(
             f"retrained= is a live model, a BenchmarkReport or where one was saved, not a {type(retrained).__name__}"

@@ -8,7 +8,7 @@ from hf_taskvec.evaluation.reporting.number_formats import format_number
 from hf_taskvec.evaluation.scoring.metrics import MetricInfo
 
 
-def report_markdown(report: BenchmarkReport) -> str:
+def benchmark_markdown(report: BenchmarkReport) -> str:
     """The page `benchmark.md`."""
     definition, published = DEFINITIONS[report.benchmark], PUBLISHED[report.benchmark]
     infos = {info.name: info for info in definition.metrics}

@@ -203,6 +203,27 @@ def test_other_questions_prompts_and_settings_share_no_retrained_report(benchmar
             run_benchmark(changed, tiny.retrained, tiny.tokenizer, retrained=retrained)
 
 
+def test_a_report_of_an_edited_model_is_not_taken_for_the_retrained_models(benchmarks, tiny, reports):
+    for name in NAMES:
+        with pytest.raises(MismatchError, match=r"retrained= takes the report of the retrained model itself"):
+            run_benchmark(benchmarks[name], tiny.retrained, tiny.tokenizer, retrained=reports[name].known)
+
+
+def test_a_chat_is_asked_as_its_template_says(benchmarks, tiny):
+    from hf_taskvec.evaluation.benchmarks.prompt_forms import PROMPT_FORMS
+
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+    benchmark, model = replace(benchmarks["tofu/forget10"], prompt=PROMPT_FORMS["chat"]), tiny.retrained
+    report, alone = run_benchmark(benchmark, model, tokenizer, retrained=model), Alone(model, tokenizer)
+    items = benchmark.part("forget").items
+    prompts = [f"[system]You are a helpful assistant.\n[user]{item.prompt}\n[assistant]" for item in items]
+    pairs = list(zip(prompts, items, strict=True))
+    near(report.values["forget"]["probability"], [alone.probability(prompt, item.answer) for prompt, item in pairs])
+    assert [item.output for item in report.parts[0].items] == [alone.answer(prompt) for prompt in prompts]
+    assert report.prompt.chat
+
+
 def test_an_edit_of_the_live_model_is_what_is_measured(benchmarks, tiny, reports):
     from support.tiny_books import InPlaceEdit
 
