@@ -253,6 +253,16 @@ def test_an_interrupted_run_goes_on_from_its_store(benchmarks, tiny, reports, tm
     assert again == first == reports[name].known and not forwards
 
 
+def test_nothing_is_generated_where_a_likelihood_is_asked_for(benchmarks, tiny, reports):
+    name = "tofu/forget10"
+    model, prompts = copy.deepcopy(tiny.known[name]), []
+    generate = model.generate
+    model.generate = lambda **options: prompts.append(len(options["input_ids"])) or generate(**options)
+    run_benchmark(benchmarks[name], model, tiny.tokenizer, retrained=reports[name].retrained)
+    answered = [part for part in benchmarks[name].parts if part.kind == "truth"]
+    assert sum(prompts) == sum(len(part.items) for part in answered) == 32
+
+
 def test_batches_of_another_size_give_the_same_texts_and_numbers(benchmarks, tiny, reports):
     name = "tofu/forget10"
     found = run_benchmark(
