@@ -47,3 +47,6 @@ REPORT_PLOTS = ("scores", "forgetting", "pareto", "samples")
 AUDIT_JSON = "audit.json"
 AUDIT_MARKDOWN = "audit.md"
 AUDIT_PLOTS = ("audit-attacks", "audit-relearning", "audit-inside")
+#: the report of a named benchmark
+BENCHMARK_JSON = "benchmark.json"
+BENCHMARK_MARKDOWN = "benchmark.md"

@@ -191,7 +191,7 @@ class AuditReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        return save_report(self, _FORMAT, output, plots)
+        return save_report(self, _FORMAT, output, self.figures if plots else None)
 
     @classmethod
     def load(cls, path: str | Path) -> "AuditReport":

@@ -9,6 +9,7 @@
 whole edits, such as those of `edit_grid`. `compare_seeds` and `edit_table` put the reports of several seeds together.
 `controls.py` asks whether it was this vector that forgot this book: `run_controls(model, vector, scale, books)`, or
 `with_controls(report, model, vector, books)` after a sweep. Imports point from there down to the texts, never back.
+`benchmarks/` asks what others ask: `load_benchmark("muse/books")`, then `run_benchmark(benchmark, model)`.
 The harness takes a model and something that sets λ; how an edit works it does not know.
 
 The public names are listed here and imported when first used: `import hf_taskvec.evaluation` costs no torch.
@@ -24,6 +25,10 @@ from typing import TYPE_CHECKING
 from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_taskvec.evaluation.benchmarks.benchmark_report import BenchmarkReport
+    from hf_taskvec.evaluation.benchmarks.benchmark_run import run_benchmark
+    from hf_taskvec.evaluation.benchmarks.named_benchmarks import Benchmark, load_benchmark
+    from hf_taskvec.evaluation.benchmarks.prompt_forms import PromptForm
     from hf_taskvec.evaluation.controls import run_controls, with_controls
     from hf_taskvec.evaluation.edit_families import edit_grid, edit_line, edit_simplex
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
@@ -50,6 +55,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AnsweredPassage": "scoring.metrics",
+    "Benchmark": "benchmarks.named_benchmarks",
+    "BenchmarkReport": "benchmarks.benchmark_report",
     "Book": "texts.books",
     "Choice": "scoring.scale_choice",
     "ControlTable": "reporting.control_table",
@@ -60,6 +67,7 @@ _HOMES = {
     "MethodComparison": "reporting.seed_summary",
     "Metric": "scoring.metrics",
     "Passage": "texts.passages",
+    "PromptForm": "benchmarks.prompt_forms",
     "RougeScore": "scoring.rouge",
     "SeedSummary": "reporting.seed_summary",
     "UnlearningReport": "reporting.unlearning_report",
@@ -72,9 +80,11 @@ _HOMES = {
     "edit_line": "edit_families",
     "edit_simplex": "edit_families",
     "edit_table": "reporting.edit_table",
+    "load_benchmark": "benchmarks.named_benchmarks",
     "load_book": "texts.books",
     "protocols": "texts",
     "rouge_l": "scoring.rouge",
+    "run_benchmark": "benchmarks.benchmark_run",
     "run_controls": "controls",
     "sweep": "sweeping",
     "with_controls": "controls",
@@ -82,6 +92,8 @@ _HOMES = {
 
 __all__ = [
     "AnsweredPassage",
+    "Benchmark",
+    "BenchmarkReport",
     "Book",
     "Choice",
     "ControlTable",
@@ -92,6 +104,7 @@ __all__ = [
     "MethodComparison",
     "Metric",
     "Passage",
+    "PromptForm",
     "RougeScore",
     "SeedSummary",
     "UnlearningReport",
@@ -104,9 +117,11 @@ __all__ = [
     "edit_line",
     "edit_simplex",
     "edit_table",
+    "load_benchmark",
     "load_book",
     "protocols",
     "rouge_l",
+    "run_benchmark",
     "run_controls",
     "sweep",
     "with_controls",

@@ -251,7 +251,7 @@ def sweep(
             plan=own.work.plan.hash,
             mixed_scales=own.work.plan.mixed,
         ),
-        versions=_versions(),
+        versions=package_versions(),
         timing=Timing(
             seconds=time.perf_counter() - begin,
             model_seconds=sum(work.model_seconds for work in works),
@@ -271,7 +271,8 @@ def sweep(
     return report
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """The versions of Python and of the packages that decide what a model answers, as reports hold them."""
     ours = {"hf_taskvec": __version__, "python": platform.python_version()}
     return ours | {name: version(name) for name in _PACKAGES}
 

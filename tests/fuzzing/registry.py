@@ -20,6 +20,7 @@ _TRANSFORMERS = "transformers reads it, from a folder whose config and weights w
 #: `module:function` that reads a file, or a text of one, without a target
 EXEMPT = {
     "hf_taskvec.application.peft_loading:check_loads": "PEFT reads what was written just before",
+    "hf_taskvec.evaluation.benchmarks.data_sources:_load": "datasets reads it; each value of its rows is checked after",
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",
     "hf_taskvec.models.layout:_layout_of_json": "a text that was made of a config, as a key of the cache",

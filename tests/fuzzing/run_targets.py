@@ -20,13 +20,16 @@ from safetensors.torch import load as load_safetensors
 from hf_taskvec.analysis.landscapes import _FinishedPoints
 from hf_taskvec.application.finished_files import FinishedFiles
 from hf_taskvec.auditing import AuditReport
-from hf_taskvec.evaluation import Criteria, UnlearningReport
+from hf_taskvec.evaluation import BenchmarkReport, Criteria, UnlearningReport
 from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, _digest
 from hf_taskvec.evaluation.asking.generation import Continuation
+from hf_taskvec.evaluation.benchmarks.asking_items import ItemResult
+from hf_taskvec.evaluation.benchmarks.benchmark_report import PartResult
 from hf_taskvec.experiments.multitask import rounds
 from hf_taskvec.experiments.multitask.round_trace import RoundTrace, Trace
 from hf_taskvec.filenames import (
     AUDIT_JSON,
+    BENCHMARK_JSON,
     FORGOTTEN_RECORD,
     REPAIR_RECORD,
     REPORT_JSON,
@@ -180,6 +183,52 @@ def conforming(kind: Any, value: Any, where: str) -> Any:
             _check_criteria(found)
         return found
     return _number(value) if kind is float else _typed(value, kind)
+
+
+# Reports of benchmarks.
+
+_MUSE_PARTS = {
+    "verbmem_forget": ("rouge_l",),
+    "knowmem_forget": ("rouge_l", "rouge_l_recall"),
+    "knowmem_retain": ("rouge_l", "rouge_l_recall"),
+    "privleak_forget": ("min_k",),
+    "privleak_holdout": ("min_k",),
+}
+_MUSE_METRICS = ("forget_knowmem", "forget_verbmem", "privleak", "retain_knowmem")
+_MUSE_METRICS += ("forget_knowmem_recall", "retain_knowmem_recall")
+
+
+def make_benchmark(folder: Path) -> None:
+    report = example(BenchmarkReport)
+    numbers = dict.fromkeys(_MUSE_METRICS, 0.5)
+    parts = tuple(
+        PartResult(name, "me/data (a, split b)", "f" * 64, "p@1", (ItemResult("é", dict.fromkeys(values, -0.25)),) * 2)
+        for name, values in _MUSE_PARTS.items()
+    )
+    retrained = replace(report.retrained, metrics=numbers)
+    replace(report, benchmark="muse/books", metrics=numbers, retrained=retrained, parts=parts).save(folder)
+
+
+def read_benchmark(folder: Path) -> Any:
+    report = BenchmarkReport.load(folder)
+    assert str(report) and report.values  # whatever is accepted can be shown and compared with
+    return json.loads(json.dumps(report.to_dict()))
+
+
+def expected_benchmark(document: Any, folder: Path) -> Any:
+    """The very document, if its values are of their types and it has every metric, part and number of the benchmark."""
+    document = _typed(_reread(_loaded(document) if isinstance(document, bytes) else document), dict)
+    found = {key: value for key, value in document.items() if key in ("schema", "version")}
+    for key, kind in typing.get_type_hints(BenchmarkReport).items():
+        found[key] = conforming(kind, document.get(key), key)
+    values = [(part["name"], [tuple(sorted(item["values"])) for item in part["items"]]) for part in found["parts"]]
+    whole = [name for name, _ in values] == list(_MUSE_PARTS) and all(
+        items and set(items) == {_MUSE_PARTS[name]} for name, items in values
+    )
+    named = {frozenset(found["metrics"]), frozenset(found["retrained"]["metrics"])} == {frozenset(_MUSE_METRICS)}
+    if not whole or not named or found["benchmark"] not in ("muse/books", "muse/news"):
+        raise MeaninglessError("no result of this benchmark")
+    return found
 
 
 # Stores of sweeps.
@@ -603,6 +652,15 @@ TARGETS = [
         read_audit,
         expected_audit,
         share=2,
+    ),
+    Target(
+        "report of a benchmark",
+        (f"{_REPORTING}.report_files:load_report",),
+        BENCHMARK_JSON,
+        Json(),
+        make_benchmark,
+        read_benchmark,
+        expected_benchmark,
     ),
     Target(
         "store of a sweep",

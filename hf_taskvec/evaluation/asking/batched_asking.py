@@ -85,8 +85,42 @@ def ask(
         progress (`bool`, *optional*):
             Show a progress bar; by default on a terminal.
     """
-    context = context_length(model.config)
     tokenized = tokenize_passages(passages, protocol, tokenizer, model.config)
+    return ask_tokenized(
+        model,
+        edit,
+        scales,
+        passages=tokenized,
+        protocol=protocol,
+        tokenizer=tokenizer,
+        store=store,
+        batch_size=batch_size,
+        likelihood=likelihood,
+        label=label,
+        progress=progress,
+    )
+
+
+def ask_tokenized(
+    model: Any,
+    edit: ScalableEdit,
+    scales: Sequence[float],
+    *,
+    passages: Sequence[TokenizedPassage],
+    protocol: Protocol,
+    tokenizer: Any,
+    store: FinishedPassages,
+    batch_size: int | None = None,
+    likelihood: bool = True,
+    label: str = "batches",
+    progress: bool | None = None,
+) -> Asked:
+    """`ask` for passages that are in the model's tokens already, whose lengths the caller has chosen.
+
+    Where `new_tokens` is 0, nothing is generated: the likelihood of the true text is all that is asked for.
+    """
+    tokenized = tuple(passages)
+    context = context_length(model.config)
     fingerprint = _agreed(full_fingerprint(model))
     asked = fingerprint
     if nameless_hooks(model):  # what they do may be something else the next time: nothing that is kept is found again

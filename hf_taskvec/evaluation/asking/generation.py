@@ -108,6 +108,9 @@ class Generator:
         return [Continuation(text, *view) for text, view in zip(texts, views, strict=True)]
 
     def _generate(self, passages: Sequence[TokenizedPassage]) -> list[list[int]]:
+        new = max(passage.new_tokens for passage in passages)
+        if new == 0:
+            return [[] for _ in passages]
         device = input_device(self.model)
         width = max(len(passage.prompt_ids) for passage in passages)
         ids = torch.full((len(passages), width), self._pad, dtype=torch.long)
@@ -120,7 +123,6 @@ class Generator:
         if not self.decoding.greedy:
             keys = [passage.text.key for passage in passages]
             processors.append(_SampleByPassage(keys, self.seed, self.decoding.temperature, self.decoding.top_p))
-        new = max(passage.new_tokens for passage in passages)
         with self._in_model():
             out = self.model.generate(
                 input_ids=ids.to(device),

@@ -57,7 +57,6 @@ class ReportFormat:
 class _Shown(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
     def to_markdown(self) -> str: ...
-    def figures(self) -> "dict[str, Figure]": ...
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,11 @@ class _Head:
 
 
 def report_to_dict(report: Any, form: ReportFormat) -> dict[str, Any]:
-    """The report's fields in their order, after the schema and the version; the protocol with its hash."""
+    """The report's fields in their order, after the schema and the version; a protocol with its hash."""
     body = {each.name: _plain(getattr(report, each.name)) for each in fields(report)}
-    return {"schema": form.schema, "version": form.version, **body, "protocol": report.protocol.to_dict()}
+    if "protocol" in body:  # a benchmark has several, one for each of its parts
+        body["protocol"] = report.protocol.to_dict()
+    return {"schema": form.schema, "version": form.version, **body}
 
 
 def _plain(value: Any) -> Any:
@@ -89,8 +90,10 @@ def report_to_json(report: _Shown) -> str:
     return json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
-def save_report(report: _Shown, form: ReportFormat, output: str | Path, plots: bool) -> Path:
-    """Write the file, the page and, if asked, the plots as PNG and SVG; each appears when it is complete.
+def save_report(
+    report: _Shown, form: ReportFormat, output: str | Path, figures: "Callable[[], dict[str, Figure]] | None" = None
+) -> Path:
+    """Write the file, the page and, where `figures` gives them, plots as PNG and SVG; each appears when it is complete.
 
     Raises:
         `OutputError`: If the folder cannot be written.
@@ -99,8 +102,8 @@ def save_report(report: _Shown, form: ReportFormat, output: str | Path, plots: b
     output = Path(output)
     atomic.ensure_writable(output)
     content = {form.json: report_to_json(report).encode(), form.markdown: report.to_markdown().encode()}
-    if plots:
-        content |= render(report.figures())
+    if figures is not None:
+        content |= render(figures())
     for name, data in content.items():
         atomic.write_bytes(output / name, data, shared=True)
     return output

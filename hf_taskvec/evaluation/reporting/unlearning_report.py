@@ -379,7 +379,7 @@ class UnlearningReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        return save_report(self, _FORMAT, output, plots)
+        return save_report(self, _FORMAT, output, self.figures if plots else None)
 
     def _repr_html_(self) -> str:
         from hf_taskvec.evaluation.reporting.notebook_table import report_html
