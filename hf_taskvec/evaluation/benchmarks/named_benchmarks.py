@@ -204,8 +204,8 @@ def _muse(corpus: str) -> BenchmarkDefinition:
 
 
 def _tofu(share: int) -> BenchmarkDefinition:
-    # Configurations and columns as in open-unlearning's configs and TOFU's config/eval_everything.yaml; holdout01 and
-    # holdout05 as in the scripts of open-unlearning.
+    # Configurations and columns as in open-unlearning's configs and TOFU's config/eval_everything.yaml. These name
+    # holdout10 only; holdout01 and holdout05 are as in scripts of others.
     def source(config: str, *columns: str, lists: tuple[str, ...] = ()) -> DataSource:
         return DataSource("locuslab/TOFU", config, "train", ("question", "answer", *columns), lists)
 
