@@ -244,9 +244,10 @@ def learned(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None)
 def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None) -> TriedEdit | None:
     """A negation beyond what is left of the book, then a short fine-tune on the kept text."""
     if last is None or last.strength is None or last.epochs is None or reached is None:
-        strength = _BEYOND * case.forgetting_strength
         if case.keep_vectors:
             strength = _BEYOND_PROJECTED * case.strength(case.projected, case.near_chance)
+        else:
+            strength = _BEYOND * case.forgetting_strength
         epochs = case.repairing.epochs
     else:
         begun = last.strength + last.after
