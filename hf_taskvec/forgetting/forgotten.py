@@ -23,7 +23,7 @@ SCHEMA, VERSION = "hf_taskvec/forgotten", 1
 
 @dataclass(frozen=True)
 class EditCost:
-    """An edit that was tried, and what it took beyond the vectors.
+    """An edit that was tried, and what it took beyond the vectors; one that was adjusted, what its repair took.
 
     Args:
         name (`str`):

@@ -80,7 +80,7 @@ def edit_text(searched: EditSearch) -> str:
     costs = [
         f"  {edit.name}: {edit.steps:,} steps on {edit.tokens:,} tokens, {edit.seconds:.0f} s"
         for edit in searched.tried
-        if edit.steps
+        if edit.steps and not edit.after  # an adjustment takes nothing beyond its repair
     ]
     parts = [
         "Beyond the sweep: other edits of θ_0' (Rouge-L as above; all other books are to be kept)\n\n"
