@@ -74,7 +74,10 @@ class Finetuned:
         """
         folder = Path(folder)
         try:
-            data = typed(_Record, read_json(folder / TRAINING_RECORD))
+            record = read_json(folder / TRAINING_RECORD)
+            if isinstance(timing := record.get("timing"), dict):  # earlier versions did not measure memory
+                timing.setdefault("peak_bytes", None)
+            data = typed(_Record, record)
             for name in data.vectors:
                 if Path(name).name != name or name in ("", "..") or "\0" in name:
                     raise CorruptFileError(f"{name[:60]!r} is no folder in {EPOCH_VECTORS}.")

@@ -53,7 +53,7 @@ class TextLoss:
         if self.layer is None:
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits
-        return hidden_states(model, ids, self.layer)
+        return states_after(model, ids, self.layer)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class RunObjective(Protocol):
         """The loss of the run's blocks, and the second text."""
 
 
-def hidden_states(model: Any, ids: torch.Tensor, layer: int) -> torch.Tensor:
+def states_after(model: Any, ids: torch.Tensor, layer: int) -> torch.Tensor:
     """A model's hidden states after a layer (from 0)."""
     found: torch.Tensor = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[layer + 1]
     return found

@@ -20,8 +20,8 @@ from hf_taskvec.training.settings import TrainingSettings
 from hf_taskvec.training.text_losses import (
     TextLoss,
     block_next_token_losses,
-    hidden_states,
     next_token_loss,
+    states_after,
 )
 from hf_taskvec.training.token_blocks import IGNORED, mixed_seed
 from hf_taskvec.training.trained_model import meta_model
@@ -229,7 +229,7 @@ class RMU(UnlearningMethod):
 
         def summed(states: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                were = hidden_states(before, ids, layer)
+                were = states_after(before, ids, layer)
             return _distance(states, were, labels)
 
         return TextLoss(summed, "block", self.keep_weight, layer)

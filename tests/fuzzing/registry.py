@@ -26,6 +26,7 @@ EXEMPT = {
     "hf_taskvec.models.layout:_layout_of_json": "a text that was made of a config, as a key of the cache",
     "hf_taskvec.models.loading:load_for_evaluation": _TRANSFORMERS,
     "hf_taskvec.models.loading:load_tokenizer": _TRANSFORMERS,
+    "hf_taskvec.peak_memory:_status": "the kernel's own",
     "hf_taskvec.publishing.card_front_matter:with_card": "a card from the Hub; its metadata is read as any card's",
     "hf_taskvec.training.memory_estimate:_free_in_container": "the kernel's own",
     "hf_taskvec.training.trained_model:TrainingBase.load": _TRANSFORMERS,

@@ -281,7 +281,7 @@ _RECORD = {
     "losses": [3.5, 3.0, 2.5, 2.25],
     "epoch_losses": [3.25, 2.375],
     "steps": 4,
-    "timing": {"tokens_per_second": 100.5},
+    "timing": {"tokens_per_second": 100.5, "peak_bytes": 4096},
     "vectors": ["epoch-1", "epoch-2"],
 }
 
@@ -310,6 +310,7 @@ def expected_record(document: Any, folder: Path) -> Any:
             "steps": _whole(document["steps"]),
             "tokens_per_second": _number(document["timing"]["tokens_per_second"]),
             "vectors": [f"vectors/{name}" for name in names],
+            "peak_bytes": None if (peak := document["timing"].get("peak_bytes")) is None else _whole(peak),
             "finished": document.get("key") == "k" * 64,
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
