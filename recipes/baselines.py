@@ -20,7 +20,6 @@ Steps 1 to 4 are those of recipes/unlearn.py, and so are the flags; finished sta
 8. The audit of each method's edit (`--audit`): does the book come back?
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -163,7 +162,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
                 criteria=config.criteria,
                 attacks=["relearn"],
                 passages=config.audit_passages,
-                relearning=replace(budget, seed=config.seed),
+                relearning=budget,
                 lora_learning_rate=config.lora_learning_rate,
                 output=output / "audits" / method.replace("'", "").replace(" ", "-"),
                 store=output / "store",
