@@ -119,11 +119,9 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             tokenizer=given.tokenizer,
         )
         searched = search_edits(case, check_kinds([config.edit], {}), asking, rounds=config.edit_rounds)
-        trained = {(edit.strength, edit.epochs): edit.tokens for edit in searched.tried}
-        edits += [  # every repair was trained for the one that comes nearest
-            ComparedEdit(config.edit, edit.name, edit.vector, sum(trained.values()), edit.seconds)
-            for edit in searched.tried
-        ]
+        made = [edit for edit in searched.tried if not edit.after]  # every one for the one that comes nearest
+        tokens, seconds = sum(edit.tokens for edit in made), sum(edit.seconds for edit in made)
+        edits += [ComparedEdit(config.edit, edit.name, edit.vector, tokens, seconds) for edit in searched.tried]
     further = stages.train("further", joint, forget_blocks, config.training(config.method))
     if config.method == "lora":
         more = TaskVector.from_adapter(further, base=joint, name="further")

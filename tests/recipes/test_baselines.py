@@ -117,6 +117,9 @@ def test_what_diverges_is_said_and_what_is_done_is_not_done_again(
         (["--method-learning-rates", "-1"], "learning_rate=-1.0"),
         (["--retrain", "false"], "beside a model that never saw the book"),
         (["--push-to-hub", "me/model"], "a comparison makes no model to push"),
+        (["--edit", "project"], "needs the other books' vectors"),
+        (["--rank", "4"], "--rank is for recipes/unlearn.py"),
+        (["--controls", "true"], "--controls is for recipes/unlearn.py"),
     ],
 )
 def test_what_makes_no_sense_is_refused(main: Any, tmp_path: Path, more: list[str], message: str) -> None:

@@ -12,7 +12,10 @@ from hf_taskvec.training.unlearning_methods import METHODS, UnlearningMethod, un
 
 @dataclass(frozen=True)
 class BaselinesConfig(UnlearnConfig):
-    """The settings of `recipes/baselines.py`; its `--help` explains each of them."""
+    """The settings of `recipes/baselines.py`; its `--help` explains each of them.
+
+    `correlation` and `refine`, which a config for both recipes may have, change nothing here.
+    """
 
     methods: list[str] = option(
         list(METHODS), f"The unlearning methods to compare with, of {', '.join(METHODS)}; with their authors' settings."
@@ -38,6 +41,13 @@ class BaselinesConfig(UnlearnConfig):
             raise BadValueError(
                 "methods are compared beside a model that never saw the book: --reference-model, or --retrain true."
             )
+        if self.edit == "project":
+            raise BadValueError("--edit project needs the other books' vectors, which a comparison does not make.")
+        for name in ("rank", "prune_rows", "epoch_vectors", "controls"):
+            if getattr(self, name):
+                raise BadValueError(
+                    f"--{name.replace('_', '-')} is for recipes/unlearn.py: a comparison has none of it."
+                )
         if self.push_to_hub is not None:
             raise BadValueError("--push-to-hub: a comparison makes no model to push. Use recipes/unlearn.py.")
 
