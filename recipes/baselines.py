@@ -20,14 +20,16 @@ Steps 1 to 4 are those of recipes/unlearn.py, and so are the flags; finished sta
 8. The audit of each method's edit (`--audit`): does the book come back?
 """
 
+import json
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from transformers.utils import logging
 
 from hf_taskvec import TaskVector
 from hf_taskvec.atomic import write_text
-from hf_taskvec.auditing import Relearning, audit
+from hf_taskvec.auditing import AuditReport, Relearning, audit
 from hf_taskvec.distributed import processes
 from hf_taskvec.evaluation import UnlearningReport, sweep
 from hf_taskvec.evaluation.texts.books import all_kept
@@ -36,8 +38,11 @@ from hf_taskvec.experiments.recipe_running import print_once, run_recipe
 from hf_taskvec.experiments.unlearning.baselines_config import BaselinesConfig
 from hf_taskvec.experiments.unlearning.compared_methods import (
     ComparedEdit,
+    Cost,
+    compared_methods,
     comparison_table,
     nearest_edits,
+    tokens_of,
     unlearned_edits,
 )
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
@@ -48,7 +53,7 @@ from hf_taskvec.models.loading import load_for_evaluation
 from hf_taskvec.training.training_stages import TrainingStages
 
 CONFIGS = Path(__file__).parent / "configs"
-TABLE = "comparison.md"
+TABLE, NUMBERS = "comparison.md", "comparison.json"
 
 
 def main(arguments: list[str] | None = None) -> UnlearningReport:
@@ -76,13 +81,17 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         base = stages.train("base", base, given.blocks([given.general]), config.pretraining)
     settings = config.training(config.joint_method)
     joint = config.joint_model or stages.train_model("joint", base, given.blocks(given.books), settings)
+    told = tokens_of(forget_blocks) * config.training(config.method).epochs
+    made = Cost()  # of the vector, if it is made here
     if config.task_vector:
         vector = TaskVector.load(config.task_vector)
     elif config.adapter or (config.method == "lora" and not config.tuned_model):
         adapter = config.adapter or stages.train("forget", base, forget_blocks, config.training("lora"))
+        made = made if config.adapter else Cost.of_stage(Path(adapter), told)
         vector = TaskVector.from_adapter(adapter, base=base, name="forget")
     else:
         tuned = config.tuned_model or stages.train("forget", base, forget_blocks, config.training("full"))
+        made = made if config.tuned_model else Cost.of_stage(Path(tuned), told)
         vector = TaskVector.from_finetuned(base, tuned, name="forget")
     reference = config.reference_model or stages.train_model("retrain", base, keep_blocks, settings)
 
@@ -102,7 +111,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
         seed=config.seed,
     )
     scales = [scale for scale in config.scales if scale]
-    edits = [ComparedEdit("task vector", f"{scale:g}*forget", scale * vector) for scale in scales]
+    edits = [ComparedEdit("task vector", f"{scale:g}*forget", scale * vector, made) for scale in scales]
     if config.edits:
         print_once(f"edit: {config.edit}")
         case = ForgetCase(
@@ -119,27 +128,39 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             tokenizer=given.tokenizer,
         )
         searched = search_edits(case, check_kinds([config.edit], {}), asking, rounds=config.edit_rounds)
-        made = [edit for edit in searched.tried if not edit.after]  # every one for the one that comes nearest
-        tokens, seconds = sum(edit.tokens for edit in made), sum(edit.seconds for edit in made)
-        edits += [ComparedEdit(config.edit, edit.name, edit.vector, tokens, seconds) for edit in searched.tried]
+        # The first one with what is only adjusted after it, which trains nothing; and the whole search, for whose
+        # nearest edit every other was trained.
+        costs = [Cost(edit.tokens, edit.seconds, edit.peak_bytes) for edit in searched.tried if not edit.after]
+        first = [searched.tried[0], *takewhile(lambda edit: edit.after, searched.tried[1:])]
+        edits += [ComparedEdit(config.edit, edit.name, edit.vector, made + costs[0]) for edit in first]
+        if len(costs) > 1:
+            all_of_it = sum(costs, made)
+            name = f"{config.edit}, searched"
+            edits += [ComparedEdit(name, edit.name, edit.vector, all_of_it) for edit in searched.tried]
     further = stages.train("further", joint, forget_blocks, config.training(config.method))
     if config.method == "lora":
         more = TaskVector.from_adapter(further, base=joint, name="further")
     else:
         more = TaskVector.from_finetuned(joint, further, name="further")
-    edits += [ComparedEdit("MUSE's task vector", f"{scale:g}*further", scale * more) for scale in scales]
+    took = Cost.of_stage(further, told)
+    edits += [ComparedEdit("MUSE's task vector", f"{scale:g}*further", scale * more, took) for scale in scales]
 
     # 6. The others.
     edits += unlearned_edits(config, stages, joint, forget_blocks, keep_blocks)
 
-    # 7. One report.
-    print_once(f"report: {len(edits)} edits")
-    report = asking({edit.name: edit.vector for edit in edits if edit.vector is not None})
-    attacked = None
+    # 7. One report; and what retraining itself loses of the other books.
+    vectors = {edit.name: edit.vector for edit in edits if edit.vector is not None}
+    print_once(f"report: {len(vectors)} edits")
+    report = asking(vectors)
+    retraining = tokens_of(keep_blocks) * settings.epochs
+    cost = Cost() if config.reference_model else Cost.of_stage(stages.trained(Path(reference)), retraining)
+    change = TaskVector.from_finetuned(joint, reference, name="retraining")
+    retrained = ComparedEdit("retrained", "without the book", change, cost)
+    beside = asking({retrained.name: change})
+    audits: dict[str, AuditReport] = {}
 
     # 8. Does it hold under attack?
     if config.audit:
-        attacked = {}
         budget = Relearning(
             learning_rate=config.learning_rate,
             batch_size=config.batch_size,
@@ -150,7 +171,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
             if edit.vector is None:
                 continue
             print_once(f"audit: {method}, {edit.name}")
-            audited = audit(
+            audits[method] = audit(
                 model,
                 edit.vector,
                 given.books,
@@ -158,22 +179,24 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
                 reference=never,
                 tokenizer=given.tokenizer,
                 criteria=config.criteria,
-                attacks=["relearn"],
+                attacks=config.audit_attacks,
                 passages=config.audit_passages,
                 relearning=budget,
                 lora_learning_rate=config.lora_learning_rate,
-                output=output / "audits" / method.replace("'", "").replace(" ", "-"),
+                output=output / "audits" / method.replace("'", "").replace(",", "").replace(" ", "-"),
                 store=output / "store",
                 batch_size=config.evaluation_batch_size,
                 seed=config.seed,
             )
-            attacked[method] = audited.sentence
 
-    retraining = settings.epochs * sum(map(len, keep_blocks["input_ids"]))
-    table = comparison_table(report, edits, retraining, attacked)
+    methods = compared_methods(report, edits, retraining, audits)
+    methods += compared_methods(beside, [retrained], retraining)[1:]
+    table = comparison_table(methods, config.criteria.judged)
     if processes().is_main_process:
         report.save(output)
         write_text(output / TABLE, table + "\n")
+        numbers = json.dumps([each.to_json() for each in methods], indent=1, ensure_ascii=False)
+        write_text(output / NUMBERS, numbers + "\n")
     processes().wait_for_everyone()
     print_once(f"\n{table}\n\nthe table     {output / TABLE}\nthe report    {output / 'report.md'}")
     return report

@@ -171,6 +171,8 @@ class TriedEdit:
             Tokens that were trained on.
         seconds (`float`):
             How long that takes.
+        peak_bytes (`int`, *optional*):
+            The most memory that the steps took beyond the weights; `None` where nothing told.
     """
 
     name: str
@@ -183,6 +185,7 @@ class TriedEdit:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    peak_bytes: int | None = None
 
 
 #: from the case, the last edit of this kind and what it reached (`None` at first) to the next; `None`: there is none
@@ -277,6 +280,7 @@ def repaired(case: ForgetCase, last: TriedEdit | None, reached: Candidate | None
         steps=done.steps,
         tokens=done.tokens,
         seconds=done.seconds,
+        peak_bytes=done.peak_bytes,
     )
 
 

@@ -26,12 +26,15 @@ class RepairFigures:
             How long that takes at the speed of the run that finished it.
         epoch_losses (`tuple` of `float`):
             The mean of what was minimised, in each epoch.
+        peak_bytes (`int`, *optional*):
+            The most memory that the steps took beyond the weights; `None` where nothing told.
     """
 
     steps: int
     tokens: int
     seconds: float
     epoch_losses: tuple[float, ...]
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Repaired:
             How long the training takes at the speed of the run that finished it.
         epoch_losses (`tuple` of `float`):
             The mean of what was minimised, in each epoch.
+        peak_bytes (`int`, *optional*):
+            The most memory that the steps took beyond the weights; `None` where nothing told.
     """
 
     folder: Path
@@ -65,6 +70,7 @@ class Repaired:
     tokens: int
     seconds: float
     epoch_losses: tuple[float, ...]
+    peak_bytes: int | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> "Repaired":
@@ -95,7 +101,9 @@ class Repaired:
 def read_figures(folder: Path) -> RepairFigures:
     """The numbers in the record of a finished repair."""
     try:
-        figures: RepairFigures = typed(RepairFigures, read_json(folder / REPAIR_RECORD))
+        record = read_json(folder / REPAIR_RECORD)
+        record.setdefault("peak_bytes", None)  # earlier versions did not measure memory
+        figures: RepairFigures = typed(RepairFigures, record)
     except CorruptFileError as error:
         raise CorruptFileError(f"{REPAIR_RECORD} in {folder.name} is damaged: {error} Repair again.") from None
     return figures

@@ -243,6 +243,7 @@ class _Work:
             "tokens": tokens,
             "seconds": round(tokens / max(tuned.tokens_per_second, 0.1), 3),
             "epoch_losses": tuned.epoch_losses,
+            "peak_bytes": tuned.peak_bytes,
         }
 
 

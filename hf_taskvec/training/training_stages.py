@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_MERGED = "-merged"
+
+
 @dataclass(frozen=True)
 class TrainingStages:
     """A cache of trained stages. Each lies in a folder of its own, named after all that decides it.
@@ -100,11 +103,20 @@ class TrainingStages:
         folder = self.train(name, base, blocks, settings)
         if settings.method == "full":
             return folder
-        merged = folder.with_name(f"{folder.name}-merged")
+        merged = folder.with_name(f"{folder.name}{_MERGED}")
         if self.force or not merged.exists():
             TaskVector.from_adapter(folder, name=label_for(name)).apply(base, merged, overwrite=True)
         processes().wait_for_everyone()
         return merged
+
+    def trained(self, model: Path) -> Path:
+        """The folder with the record of the training that made a model of `train_model`.
+
+        Args:
+            model (`Path`):
+                What `train_model` gave.
+        """
+        return model.with_name(model.name.removesuffix(_MERGED))
 
 
 def _identity(base: "str | Path | PreTrainedModel") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,17 +70,22 @@ def test_every_method_has_a_row_and_every_edit_is_in_the_report(done: tuple[Unle
     tried = {f"{method}, {rate}" for method in ("grad_diff", "rmu") for rate in ("1e-05", "0.003")}
     assert names == tried | {"-0.5*forget", "-1*forget", "-0.5*further", "-1*further", "untouched"}
     found = rows(folder)
-    assert list(found) == ["method", "task vector", "MUSE's task vector", "grad_diff", "rmu"]
+    assert list(found) == ["method", "untouched", "task vector", "MUSE's task vector", "grad_diff", "rmu", "retrained"]
     heads = found.pop("method")
-    for method, row in found.items():
+    untouched, retrained = (dict(zip(heads, found.pop(name), strict=True)) for name in ("untouched", "retrained"))
+    assert untouched["R, loss"].startswith("0.00") and untouched["trained, in retrainings"] == "0.00"
+    assert retrained["R, loss"].startswith("1.00") and retrained["trained, in retrainings"] == "1.00"
+    assert untouched["kept books lost, at most"] == "0%" != retrained["kept books lost, at most"]
+    for row in found.values():
         cells = dict(zip(heads, row, strict=True))
         assert cells["edit"] in names
         assert re.fullmatch(r"(as if never seen|still known|over forgotten|cannot tell); .*books.*", cells["verdict"])
         assert re.match(r"−?\d\.\d\d \[", cells["R, loss"]) and re.match(r"[+−]\d\.\d\d \[", cells["AUC − never seen"])
         trained = float(cells["trained, in retrainings"])
-        assert trained == 0 if "vector" in method else 0.4 < trained < 0.6
-        assert ("–" in cells["memory of the steps"]) == ("vector" in method)
-        assert len(cells["under attack"]) > 20
+        # A vector is trained on one book of one length; a retraining on two.
+        assert 0.4 < trained < 0.6
+        assert "–" not in cells["memory of the steps"] and cells["seconds"].isdigit()
+        assert re.match(r"known under [0-4] of 4", cells["under attack"])
     assert (folder / "audits" / "MUSEs-task-vector" / "audit.json").exists()
     assert UnlearningReport.load(folder).scales == report.scales
 
@@ -117,6 +123,7 @@ def test_what_diverges_is_said_and_what_is_done_is_not_done_again(
         (["--method-learning-rates", "-1"], "learning_rate=-1.0"),
         (["--retrain", "false"], "beside a model that never saw the book"),
         (["--push-to-hub", "me/model"], "a comparison makes no model to push"),
+        (["--audit-attacks", "quantize"], "Did you mean 'quantise'?"),
         (["--edit", "project"], "needs the other books' vectors"),
         (["--rank", "4"], "--rank is for recipes/unlearn.py"),
         (["--controls", "true"], "--controls is for recipes/unlearn.py"),
@@ -131,3 +138,24 @@ def test_what_makes_no_sense_is_refused(main: Any, tmp_path: Path, more: list[st
 def test_the_settings_are_recorded(done: tuple[UnlearningReport, Path]) -> None:
     text = (done[1] / "config.json").read_text("utf-8")
     assert '"method_learning_rates"' in text and str(done[1].parent) not in text
+
+
+def test_the_numbers_of_the_table_are_there_for_another(done: tuple[UnlearningReport, Path]) -> None:
+    found = {row["method"]: row for row in json.loads((done[1] / "comparison.json").read_text("utf-8"))}
+    assert list(found) == list(rows(done[1]))[1:]
+    for method, cells in rows(done[1]).items():
+        if method != "method":
+            assert cells[2].split(" ")[0] == f"{round(found[method]['R']['loss'], 2) + 0.0:.2f}".replace("-", "−")
+    assert found["rmu"]["attacks"].keys() >= {"relearn-aligned", "relearn-unrelated"}
+    assert not found["retrained"]["attacks"] and set(found["retrained"]["R"].values()) - {None} == {1}
+
+
+def test_a_search_has_a_row_beside_its_first_try(main: Any, done: tuple[UnlearningReport, Path]) -> None:
+    folder = done[1].parent / "searched"
+    more = ["--edit", "repair", "--edit-rounds", "2", "--retain-bound", "0.0001", "--methods", "ga"]
+    main([*flags(folder, *more, "--method-learning-rates", "1e-5")])
+    found = {row["method"]: row for row in json.loads((folder / "comparison.json").read_text("utf-8"))}
+    one, whole = found["repair"], found["repair, searched"]
+    assert one["retrainings"] > found["task vector"]["retrainings"]  # the vector, and a repair
+    assert whole["retrainings"] > one["retrainings"] and whole["seconds"] > one["seconds"]
+    assert one["peak_bytes"] > 0

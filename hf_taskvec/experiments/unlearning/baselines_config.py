@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
+from hf_taskvec.auditing.audit_parts import ATTACKS
+from hf_taskvec.auditing.audit_run import checked_attacks
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.experiments.config_options import option
 from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
@@ -26,11 +28,16 @@ class BaselinesConfig(UnlearnConfig):
     method_learning_rates: list[float] = option(
         [1e-5, 1e-4, 1e-3], "Each method is tried with these, the budget each time; 1e-5 is the authors' own."
     )
+    audit_attacks: list[str] = option(
+        ["relearn"], f"How `--audit` attacks each method's edit: some of {', '.join(ATTACKS)}."
+    )
     output: str = option("outputs/baselines", "The folder for the report, the table and the plots.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.compared
+        if not checked_attacks(self.audit_attacks):
+            raise BadValueError("audit_attacks is empty: name some, e.g. --audit-attacks relearn, or --audit false.")
         if not (math.isfinite(self.budget) and self.budget > 0):
             raise BadValueError(f"budget={self.budget} must be a number above 0: it is a share of retraining.")
         if not self.method_learning_rates:
