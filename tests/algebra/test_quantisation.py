@@ -35,12 +35,14 @@ def nf4_codes(matrix: torch.Tensor) -> torch.Tensor:
 def test_nf4_is_that_of_bitsandbytes(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     for matrix in matrices(dtype, shape):
-        packed, state = functional.quantize_4bit(matrix, quant_type="nf4")
+        packed, _ = functional.quantize_4bit(matrix, quant_type="nf4")
         theirs = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=1).flatten()[: matrix.numel()]
         assert torch.equal(nf4_codes(matrix), theirs)
-        # Its own kernel for even rows; the other one is compiled for each shape, which takes seconds.
+        # Its own kernel for even rows; the other one is compiled for each shape, which takes seconds. As one long row:
+        # on processors with AVX-512 it takes wrong blocks where a row of several is no multiple of 64 (0.50.2).
         if shape[1] % 2 == 0:
-            assert torch.equal(quantised_values(matrix, "nf4"), functional.dequantize_4bit(packed, state))
+            flat = functional.dequantize_4bit(*functional.quantize_4bit(matrix.flatten(), quant_type="nf4"))
+            assert torch.equal(quantised_values(matrix, "nf4"), flat.view(shape))
 
 
 def test_half_way_between_two_values_of_nf4_it_is_the_lower_as_in_bitsandbytes() -> None:
