@@ -23,8 +23,8 @@ from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.models.fingerprints import full_fingerprint
 
-# On processors with AVX-512 for bf16, 4 bits of bitsandbytes need rows of whole blocks: 64 numbers.
-WIDE = {"hidden_size": 64, "intermediate_size": 128}
+# On processors with AVX-512, 4 bits of bitsandbytes need rows of whole blocks, 64 numbers; also those of the heads.
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 ARCHITECTURES = {"phi": WIDE, "llama": WIDE, "gpt2": {"n_embd": 64}}
 TOKENS = torch.tensor([[1, 5, 7, 3], [4, 4, 9, 11]])
 
