@@ -40,6 +40,14 @@ def pytest_unconfigure() -> None:
     _HUB.stop()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _every_sum_is_compiled() -> None:
+    """Tests are about small tensors, for which no machine code would be made."""
+    from hf_taskvec.algebra import formulas
+
+    formulas.LEAST = 0
+
+
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     """No test leaves torch with another number of threads: what runs after it would have other last bits."""

@@ -18,8 +18,8 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.algebra.exact_difference import exact_parts
+from hf_taskvec.algebra.formulas import formula
 from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, are_rows, numel
-from hf_taskvec.algebra.stored_rows import add_rows_of, combine_rows
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
 from hf_taskvec.filenames import VECTOR_RECORD
@@ -160,11 +160,13 @@ class _Stored(Delta):
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
-        tensors = [(float(sign), source.read()) for sign, source in self.parts]
+        rows = [(sign, source.read()) for sign, source in self.parts]
+        parts = [(float(sign), tensor[start:stop] if tensor.ndim else tensor) for sign, tensor in rows]
         if weight.is_integer():
-            add_rows_of([(sign * weight, tensor) for sign, tensor in tensors], out, start, stop)
+            whole = formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])
         else:
-            out.add_(combine_rows(tensors, torch.empty_like(out), start, stop).mul_(weight))
+            whole = formula([(1.0, out)], [(weight, parts)])
+        out.copy_(whole.rows(0, stop - start, None, out.device))
 
 
 @dataclass(frozen=True)

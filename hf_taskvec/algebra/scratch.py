@@ -1,6 +1,8 @@
 """Memory that a thread uses for one tile after another: fresh memory for each would cost more than the sums."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 
 import torch
@@ -16,17 +18,12 @@ class Slot(Enum):
 
     #: the sum of a tile, before it is rounded
     ACCUMULATOR = auto()
-    #: one summand, before it is added
-    SUMMAND = auto()
-    #: stored rows in another dtype and, when the sum is complete, the steps of rounding it
+    #: the steps of rounding it by torch
     CONVERTED = auto()
     #: the rounded tile
     OUTPUT = auto()
-    #: base, total, part and rest of Knuth's TwoSum
-    BASE = auto()
-    TOTAL = auto()
-    PART = auto()
-    REST = auto()
+    #: what is computed of a tile, not stored
+    COMPUTED = auto()
 
 
 def buffer(slot: Slot, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -34,9 +31,24 @@ def buffer(slot: Slot, size: tuple[int, ...], dtype: torch.dtype, device: torch.
     count = numel(size)
     if count > TILE:
         return torch.empty(size, dtype=dtype, device=device)
-    held: dict[tuple[Slot, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
-    key = (slot, dtype, device)
+    held: dict[tuple[int, Slot, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
+    key = (_level(), slot, dtype, device)
     if key not in held or held[key].numel() < count:
         with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
             held[key] = torch.empty(count, dtype=dtype, device=device)
     return held[key][:count].view(size)
+
+
+@contextmanager
+def deeper() -> Iterator[None]:
+    """A block in which this thread has other memory: for sums that are made while one is in work."""
+    _buffers.level = _level() + 1
+    try:
+        yield
+    finally:
+        _buffers.level -= 1
+
+
+def _level() -> int:
+    found: int = _buffers.__dict__.setdefault("level", 0)
+    return found

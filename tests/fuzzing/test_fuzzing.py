@@ -62,8 +62,7 @@ def assert_reaches_its_readers(fuzzer: Fuzzer) -> None:
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and "hf_taskvec" in frame.f_code.co_filename:
-            module = frame.f_globals.get("__name__")  # what numba compiled has none
-            called.add(f"{module}:{frame.f_code.co_name}")
+            called.add(f"{frame.f_globals['__name__']}:{frame.f_code.co_name}")
 
     fuzzer.anew()
     sys.setprofile(note)

@@ -1,0 +1,201 @@
+"""LLVM's instructions for elementwise expressions: reading stored numbers, the operations, and the rounding."""
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+
+from hf_taskvec.algebra.elementwise import Element
+from hf_taskvec.algebra.machine_code import WIDTH
+
+_I16, _I32, _I64 = (ir.IntType(bits) for bits in (16, 32, 64))
+_SINGLE, _DOUBLE, _POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
+_STORED = {torch.bfloat16: _I16, torch.float16: _I16, torch.float32: _SINGLE, torch.float64: _DOUBLE}
+_PRECISION = {torch.float32: _SINGLE, torch.float64: _DOUBLE}
+
+# The bits of fp32 numbers: infinity; the smallest normal one; the least that are infinite in 16 bits.
+_INFINITE, _SMALLEST_NORMAL = 0x7F800000, 0x00800000
+_TOO_LARGE = {torch.bfloat16: 0x7F7F8000, torch.float16: 0x477FF000, torch.float32: _INFINITE}
+
+
+def elementwise_loop(element: Element, inputs: tuple[torch.dtype, ...], output: torch.dtype) -> ir.Module:
+    """A module with the function `loop(count, addresses of the inputs, factors, address of the output)`.
+
+    It gives 0, or something else if a number is not finite in the output's dtype or needs more care than it is given
+    here. The last elements are those before the end, so a few are written twice: `count` is at least `WIDTH`.
+    """
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _POINTER, _POINTER, _POINTER]), "loop")
+    count, addresses, factors, out = function.args
+    out.add_attribute("noalias")
+    before, loop, after = (function.append_basic_block(name) for name in ("before", "loop", "after"))
+    builder = ir.IRBuilder(before)
+    vectors = _Vectors(builder, inputs, addresses, factors)
+    last = builder.sub(count, ir.Constant(_I64, WIDTH))
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    index = builder.phi(_I64)
+    largest, smallest = builder.phi(_vector(_I32)), builder.phi(_vector(_I32))
+    place = builder.select(builder.icmp_signed("<", index, last), index, last)
+    written, magnitude = rounded(builder, vectors.value(element, place), element.precision, output)
+    builder.store(written, builder.gep(out, [place], source_etype=_STORED[output]), align=1)
+    more_than, less_than = largest, smallest
+    if magnitude is not None:
+        more_than = _extreme(builder, ">", largest, magnitude)
+        # Zero becomes the largest: it needs no care.
+        less_than = _extreme(builder, "<", smallest, builder.sub(magnitude, _all(_I32, 1)))
+    following = builder.add(index, ir.Constant(_I64, WIDTH))
+    for phi, first, then in (
+        (index, ir.Constant(_I64, 0), following),
+        (largest, _all(_I32, 0), more_than),
+        (smallest, _all(_I32, 0x7FFFFFFF), less_than),
+    ):
+        phi.add_incoming(first, before)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+
+    builder.position_at_end(after)
+    builder.ret(_verdict(builder, more_than, less_than, output))
+    return module
+
+
+class _Vectors:
+    """The values of an expression for the elements from a place on. Each stored one is read once."""
+
+    def __init__(self, builder: ir.IRBuilder, inputs: tuple[torch.dtype, ...], addresses: Any, factors: Any) -> None:
+        self._builder, self._inputs, self._factors = builder, inputs, factors
+        self._addresses = [
+            builder.load(builder.gep(addresses, [ir.Constant(_I64, k)], source_etype=_POINTER), typ=_POINTER)
+            for k in range(len(inputs))
+        ]
+        self._scalars: dict[int, Any] = {}
+
+    def value(self, element: Element, place: Any, known: dict[Element, Any] | None = None) -> Any:
+        known = {} if known is None else known
+        if element not in known:
+            operands = [self.value(each, place, known) for each in element.operands]
+            known[element] = self._made(element, place, operands)
+        return known[element]
+
+    def _made(self, element: Element, place: Any, operands: list[Any]) -> Any:
+        build = self._builder
+        match element.operation:
+            case "input":
+                kind = self._inputs[element.number]
+                address = build.gep(self._addresses[element.number], [place], source_etype=_STORED[kind])
+                number = widened(build, build.load(address, typ=_vector(_STORED[kind]), align=1), kind)
+                return _extended(build, number, element.precision)
+            case "factor":
+                address = build.gep(self._factors, [ir.Constant(_I64, element.number)], source_etype=_DOUBLE)
+                scalar = build.load(address, typ=_DOUBLE)
+                if element.precision == torch.float32:
+                    scalar = build.fptrunc(scalar, _SINGLE)
+                return _broadcast(build, scalar)
+            case "add":
+                return build.fadd(*operands)
+            case "subtract":
+                return build.fsub(*operands)
+            case "multiply":
+                return build.fmul(*operands)
+            case "divide":
+                return build.fdiv(*operands)
+            case "above":
+                return build.fcmp_ordered(">", *operands)
+            case "choose":
+                return build.select(*operands)
+            case "single":
+                return build.fptrunc(operands[0], _vector(_SINGLE))
+            case "double":
+                return build.fpext(operands[0], _vector(_DOUBLE))
+
+
+def widened(build: ir.IRBuilder, number: Any, kind: torch.dtype) -> Any:
+    """A stored number as fp32, or as fp64 if it is that."""
+    if kind in (torch.float32, torch.float64):
+        return number
+    bits = build.zext(number, _vector(_I32))
+    if kind == torch.bfloat16:
+        return build.bitcast(build.shl(bits, _all(_I32, 16)), _vector(_SINGLE))
+    # fp16's exponents are 112 less. Subnormal numbers get a leading one, which is subtracted again.
+    sign = build.shl(build.and_(bits, _all(_I32, 0x8000)), _all(_I32, 16))
+    magnitude = build.and_(bits, _all(_I32, 0x7FFF))
+    moved = build.add(build.shl(magnitude, _all(_I32, 13)), _all(_I32, 112 << 23))
+    finite = build.icmp_unsigned("<", magnitude, _all(_I32, 0x7C00))
+    normal = build.select(finite, moved, build.or_(moved, _all(_I32, _INFINITE)))
+    one_more = build.bitcast(build.add(moved, _all(_I32, 1 << 23)), _vector(_SINGLE))
+    subnormal = build.bitcast(build.fsub(one_more, _all(_SINGLE, 2.0**-14)), _vector(_I32))
+    small = build.icmp_unsigned("<", magnitude, _all(_I32, 0x400))
+    return build.bitcast(build.or_(build.select(small, subnormal, normal), sign), _vector(_SINGLE))
+
+
+def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: torch.dtype) -> tuple[Any, Any]:
+    """A number as it is stored, rounded once; and the bits of its magnitude in fp32, if there is something to look at.
+
+    fp64 becomes fp32 by rounding to odd, as in `rounding.round_once`, and fp32 a 16-bit number by rounding to nearest
+    even: the sum of what is cut off, almost a half, and the last bit that stays carries by itself.
+    """
+    if output == torch.float64:
+        return _extended(build, number, torch.float64), None
+    single = number
+    if precision == torch.float64:
+        single = build.fptrunc(number if output == torch.float32 else _odd(build, number), _vector(_SINGLE))
+    bits = build.bitcast(single, _vector(_I32))
+    magnitude = build.and_(bits, _all(_I32, 0x7FFFFFFF))
+    if output == torch.float32:
+        return single, magnitude
+    cut = 16 if output == torch.bfloat16 else 13
+    last = build.and_(build.lshr(magnitude, _all(_I32, cut)), _all(_I32, 1))
+    carried = build.add(build.add(magnitude, _all(_I32, (1 << (cut - 1)) - 1)), last)
+    half = build.lshr(carried, _all(_I32, cut))
+    if output == torch.float16:
+        # Below 2**-14 its numbers are the multiples of 2**-24, and so are those of fp32 from a half on.
+        shifted = build.fadd(build.bitcast(magnitude, _vector(_SINGLE)), _all(_SINGLE, 0.5))
+        subnormal = build.sub(build.bitcast(shifted, _vector(_I32)), _all(_I32, 0x3F000000))
+        small = build.icmp_unsigned("<", magnitude, _all(_I32, 113 << 23))
+        half = build.select(small, subnormal, build.sub(half, _all(_I32, 112 << 10)))
+    sign = build.and_(build.lshr(bits, _all(_I32, 16)), _all(_I32, 0x8000))
+    return build.trunc(build.or_(half, sign), _vector(_I16)), magnitude
+
+
+def _odd(build: ir.IRBuilder, number: Any) -> Any:
+    """An fp64 number whose last bits, which fp32 does not have, are folded into the one before them."""
+    below = _all(_I64, (1 << 29) - 1)
+    bits = build.bitcast(number, _vector(_I64))
+    folded = build.or_(build.add(build.and_(bits, below), below), bits)
+    return build.bitcast(build.and_(folded, _all(_I64, -(1 << 29))), _vector(_DOUBLE))
+
+
+def _verdict(build: ir.IRBuilder, largest: Any, smallest: Any, output: torch.dtype) -> Any:
+    """1 if a number is too large for the output, or (bf16) so small that fp32 has too few bits for it."""
+    if output == torch.float64:
+        return ir.Constant(_I64, 0)
+    found = build.icmp_unsigned(">=", largest, _all(_I32, _TOO_LARGE[output]))
+    if output == torch.bfloat16:
+        small = build.icmp_unsigned("<", smallest, _all(_I32, _SMALLEST_NORMAL - 1))
+        found = build.or_(found, small)
+    mask = build.bitcast(found, ir.IntType(WIDTH))
+    return build.zext(build.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(WIDTH), 0)), _I64)
+
+
+def _extended(build: ir.IRBuilder, number: Any, precision: torch.dtype) -> Any:
+    wanted = _vector(_PRECISION[precision])
+    return number if number.type == wanted else build.fpext(number, wanted)
+
+
+def _extreme(build: ir.IRBuilder, which: str, one: Any, other: Any) -> Any:
+    return build.select(build.icmp_unsigned(which, one, other), one, other)
+
+
+def _broadcast(build: ir.IRBuilder, scalar: Any) -> Any:
+    vector = ir.VectorType(scalar.type, WIDTH)
+    one = build.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return build.shuffle_vector(one, ir.Constant(vector, ir.Undefined), _all(_I32, 0))
+
+
+def _vector(kind: Any) -> ir.VectorType:
+    return ir.VectorType(kind, WIDTH)
+
+
+def _all(kind: Any, value: float) -> ir.Constant:
+    return ir.Constant(_vector(kind), [value] * WIDTH)

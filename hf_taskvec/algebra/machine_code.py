@@ -1,0 +1,116 @@
+"""Elementwise expressions as machine code: one pass over memory for all operations, and one rounding.
+
+llvmlite compiles an expression when it is first used, in a few milliseconds; the code runs on the CPU, on the calling
+thread, without Python's lock. Several elements are worked on at a time, by whatever vector instructions there are.
+"""
+
+import ctypes
+import functools
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_taskvec.algebra.elementwise import Element
+
+if TYPE_CHECKING:
+    from llvmlite import binding, ir
+
+#: the dtypes of inputs and outputs
+KINDS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+# Elements that are worked on at a time; the last of them are worked on twice where there are some more.
+WIDTH = 16
+
+_compiling = threading.Lock()
+
+
+class MachineCode:
+    """An expression, compiled for inputs and an output of certain dtypes.
+
+    Args:
+        element (`Element`):
+            The expression.
+        inputs (`tuple` of `torch.dtype`):
+            Of the inputs, all of `KINDS`.
+        output (`torch.dtype`):
+            What the expression's numbers are rounded to.
+    """
+
+    def __init__(self, element: Element, inputs: tuple[torch.dtype, ...], output: torch.dtype) -> None:
+        from hf_taskvec.algebra.code_generation import elementwise_loop
+
+        self._engine = _engine(elementwise_loop(element, inputs, output))
+        kind = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 3)
+        self._run = kind(self._engine.get_function_address("loop"))
+
+    def __call__(self, out: torch.Tensor, inputs: Sequence[torch.Tensor], factors: "ctypes.Array[Any]") -> bool:
+        """Evaluate it for all elements.
+
+        Args:
+            out (`torch.Tensor`):
+                Contiguous, of at least `WIDTH` elements, in memory of its own.
+            inputs (`Sequence[torch.Tensor]`):
+                Of as many elements, on the CPU.
+            factors (`ctypes.Array` of `ctypes.c_double`):
+                The numbers of the expression.
+
+        Returns:
+            `bool`: Whether what is written is right. It is not where a number is not finite in the output's dtype, or
+                below the smallest normal number of bf16: for these there is torch.
+        """
+        whole = [each.contiguous() for each in inputs]  # held until the code has run
+        addresses = (ctypes.c_void_p * len(whole))(*(each.data_ptr() for each in whole))
+        return not self._run(out.numel(), addresses, factors, out.data_ptr())
+
+
+#: what was compiled in this process: expression, dtypes of its inputs, and the output's
+compiled: dict[tuple[Element, tuple[torch.dtype, ...], torch.dtype], MachineCode] = {}
+
+
+def machine_code(element: Element, inputs: tuple[torch.dtype, ...], output: torch.dtype) -> MachineCode:
+    """An expression's machine code, compiled once in a process."""
+    with _compiling:
+        if (element, inputs, output) not in compiled:
+            compiled[element, inputs, output] = MachineCode(element, inputs, output)
+        return compiled[element, inputs, output]
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Whether llvmlite works here; one warning if it does not."""
+    try:
+        _target()
+    except Exception as error:  # a broken installation fails in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        warnings.warn(
+            f"llvmlite cannot be used ({reason[:200]}), so sums are made by torch: the same numbers, more slowly.",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+@functools.cache
+def _target() -> "binding.TargetMachine":
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten()
+    return binding.Target.from_default_triple().create_target_machine(binding.get_host_cpu_name(), features, opt=3)
+
+
+def _engine(module: "ir.Module") -> "binding.ExecutionEngine":
+    """The module's code, in memory for as long as this is held."""
+    from llvmlite import binding
+
+    target = _target()
+    module.triple, module.data_layout = target.triple, str(target.target_data)
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    engine = binding.create_mcjit_compiler(parsed, target)
+    engine.finalize_object()
+    return engine
