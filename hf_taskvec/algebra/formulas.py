@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
-from hf_taskvec.algebra.machine_code import KINDS, WIDTH, MachineCode, can_compile, compiled, machine_code
+from hf_taskvec.algebra.machine_code import COMPILED_DTYPES, WIDTH, MachineCode, can_compile, compiled, machine_code
 
 #: coefficient and stored tensor, in the order in which they are added
 Weighted = Sequence[tuple[float, torch.Tensor]]
@@ -85,7 +85,7 @@ class Formula:
         if key not in self._codes:
             inputs = self.tensors if computed is None else (*self.tensors, computed)
             dtypes = tuple(each.dtype for each in inputs)
-            if not {out.dtype, *dtypes} <= set(KINDS) or any(each.device.type != "cpu" for each in inputs):
+            if not {out.dtype, *dtypes} <= set(COMPILED_DTYPES) or any(each.device.type != "cpu" for each in inputs):
                 return None
             form = (self._with(computed), dtypes, out.dtype)
             if (out.numel() < LEAST and form not in compiled) or not can_compile():

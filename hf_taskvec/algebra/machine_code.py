@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llvmlite import binding, ir
 
 #: the dtypes of inputs and outputs
-KINDS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+COMPILED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 # Elements that are worked on at a time; the last of them are worked on twice where there are some more.
 WIDTH = 16
@@ -34,7 +34,7 @@ class MachineCode:
         element (`Element`):
             The expression.
         inputs (`tuple` of `torch.dtype`):
-            Of the inputs, all of `KINDS`.
+            Of the inputs, all of `COMPILED_DTYPES`.
         output (`torch.dtype`):
             What the expression's numbers are rounded to.
     """
