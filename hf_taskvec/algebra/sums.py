@@ -146,13 +146,17 @@ class Sum:
         return out
 
     @kept_subnormals()
-    def rounded(self, start: int, stop: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+    def rounded(
+        self, start: int, stop: int, dtype: torch.dtype, name: str, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Rows `start:stop` rounded once to `dtype`. Refuses what is not finite in it, naming the parameter.
 
-        To be used at once: the next call of this thread may write over it.
+        Without `out`, memory that none of the summands shares, it is to be used at once: the next call of this thread
+        may write over it.
         """
         size = self._size(start, stop)
-        out = buffer(Slot.OUTPUT, size, dtype, self.device)
+        if out is None:
+            out = buffer(Slot.OUTPUT, size, dtype, self.device)
         ready = self._prepared or self._prepare()
         stored, single = ready.stored, self._fits_single(dtype)
         if self._others and not single:
@@ -204,8 +208,15 @@ class Sum:
 
     def into(self, out: torch.Tensor, name: str) -> None:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
+        ready = self._prepared or self._prepare()
+        memory = {tensor.untyped_storage().data_ptr() for tensor in ready.stored.tensors}
+        direct = self.device == out.device and out.untyped_storage().data_ptr() not in memory
         for start, stop in self.tiles():
-            (out[start:stop] if self.shape else out).copy_(self.rounded(start, stop, out.dtype, name))
+            rows = out[start:stop] if self.shape else out
+            if direct:
+                self.rounded(start, stop, out.dtype, name, rows)
+            else:
+                rows.copy_(self.rounded(start, stop, out.dtype, name))
 
 
 def _size(matrix: torch.Tensor) -> float:

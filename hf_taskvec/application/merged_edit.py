@@ -18,6 +18,7 @@ from hf_taskvec.application.live_edit import Edit
 from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.live_model import LiveWeight, live_weights
+from hf_taskvec.threads import workers
 
 
 class MergedEdit(Edit):
@@ -77,20 +78,31 @@ class MergedEdit(Edit):
             raise
 
     def _set(self, scale: float) -> None:
-        for name, weight in self._weights.items():
-            original = self._originals[name]
-            if scale == 0.0 or name not in self.vector:
-                weight.restore(original)
-                continue
-            target = (
-                torch.empty(original.shape, dtype=original.dtype, device="cpu")
-                if weight.is_offloaded
-                else weight.value()
-            )
-            whole = Sum(original.shape, self.vector[name].terms, original, scale, device=target.device)
-            whole.into(target, name)
-            if weight.is_offloaded:
-                weight.write(target)
+        inference = torch.is_inference_mode_enabled()  # which other threads do not know
+
+        def write(item: tuple[str, LiveWeight]) -> None:
+            name, weight = item
+            with torch.inference_mode(inference):
+                self._set_one(name, weight, scale)
+
+        # What is offloaded is held whole while it is written, and a device has queues of its own.
+        together = all(weight.is_on_cpu for weight in self._weights.values())
+        with workers(None if together else 1) as run:
+            for _ in run(write, self._weights.items()):
+                pass
+
+    def _set_one(self, name: str, weight: LiveWeight, scale: float) -> None:
+        original = self._originals[name]
+        if scale == 0.0 or name not in self.vector:
+            weight.restore(original)
+            return
+        target = (
+            torch.empty(original.shape, dtype=original.dtype, device="cpu") if weight.is_offloaded else weight.value()
+        )
+        whole = Sum(original.shape, self.vector[name].terms, original, scale, device=target.device)
+        whole.into(target, name)
+        if weight.is_offloaded:
+            weight.write(target)
 
     def _restore(self) -> None:
         for name, weight in self._weights.items():

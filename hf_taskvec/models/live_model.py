@@ -83,6 +83,11 @@ class LiveWeight:
         """Whether accelerate keeps it on the CPU or on disk, and leaves a tensor without data in its place."""
         return self._parameter.is_meta
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it is in the memory of the CPU, where the model uses it."""
+        return self._parameter.device.type == "cpu"
+
     def as_source(self) -> Source:
         """The parameter's shape, for checks; of a quantised layer the shape that it stands for."""
         shape = self.shape
