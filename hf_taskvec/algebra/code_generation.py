@@ -85,7 +85,7 @@ class _Vectors:
                 kind = self._inputs[element.number]
                 address = build.gep(self._addresses[element.number], [place], source_etype=_STORED[kind])
                 number = widened(build, build.load(address, typ=_vector(_STORED[kind]), align=1), kind)
-                return _extended(build, number, element.precision)
+                return _converted(build, number, element.precision)
             case "factor":
                 address = build.gep(self._factors, [ir.Constant(_I64, element.number)], source_etype=_DOUBLE)
                 scalar = build.load(address, typ=_DOUBLE)
@@ -106,8 +106,11 @@ class _Vectors:
                 return build.select(*operands)
             case "single":
                 return build.fptrunc(operands[0], _vector(_SINGLE))
-            case "double":
-                return build.fpext(operands[0], _vector(_DOUBLE))
+            case "magnitude":
+                whole = _I32 if element.precision == torch.float32 else _I64
+                bits = build.bitcast(operands[0], _vector(whole))
+                cleared = build.and_(bits, _all(whole, (1 << (whole.width - 1)) - 1))
+                return build.bitcast(cleared, operands[0].type)
 
 
 def widened(build: ir.IRBuilder, number: Any, kind: torch.dtype) -> Any:
@@ -136,7 +139,7 @@ def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: to
     even: the sum of what is cut off, almost a half, and the last bit that stays carries by itself.
     """
     if output == torch.float64:
-        return _extended(build, number, torch.float64), None
+        return _converted(build, number, torch.float64), None
     single = number
     if precision == torch.float64:
         single = build.fptrunc(number if output == torch.float32 else _odd(build, number), _vector(_SINGLE))
@@ -178,9 +181,11 @@ def _verdict(build: ir.IRBuilder, largest: Any, smallest: Any, output: torch.dty
     return build.zext(build.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(WIDTH), 0)), _I64)
 
 
-def _extended(build: ir.IRBuilder, number: Any, precision: torch.dtype) -> Any:
+def _converted(build: ir.IRBuilder, number: Any, precision: torch.dtype) -> Any:
     wanted = _vector(_PRECISION[precision])
-    return number if number.type == wanted else build.fpext(number, wanted)
+    if number.type == wanted:
+        return number
+    return build.fptrunc(number, wanted) if precision == torch.float32 else build.fpext(number, wanted)
 
 
 def _extreme(build: ir.IRBuilder, which: str, one: Any, other: Any) -> Any:

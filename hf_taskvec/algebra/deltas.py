@@ -18,7 +18,7 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.algebra.exact_difference import exact_parts
-from hf_taskvec.algebra.formulas import formula
+from hf_taskvec.algebra.formulas import sum_formula
 from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, are_rows, numel
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
@@ -163,9 +163,9 @@ class _Stored(Delta):
         rows = [(sign, source.read()) for sign, source in self.parts]
         parts = [(float(sign), tensor[start:stop] if tensor.ndim else tensor) for sign, tensor in rows]
         if weight.is_integer():
-            whole = formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])
+            whole = sum_formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])
         else:
-            whole = formula([(1.0, out)], [(weight, parts)])
+            whole = sum_formula([(1.0, out)], [(weight, parts)])
         out.copy_(whole.rows(0, stop - start, None, out.device))
 
 

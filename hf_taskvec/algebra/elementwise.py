@@ -6,18 +6,24 @@ when it is evaluated. `evaluate` does it by torch, on any device, with a pass ov
 bits.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-Operation = Literal["input", "factor", "add", "subtract", "multiply", "divide", "above", "choose", "single", "double"]
+Operation = Literal[
+    "input", "factor", "add", "subtract", "multiply", "divide", "magnitude", "above", "choose", "single"
+]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Element:
     """An expression in fp64 or fp32, each operation rounded to nearest even.
+
+    There is one object for each expression, so that two that are the same are found to be so at once: they are made by
+    `stored`, `factor` and operators.
 
     Args:
         operation (`str`):
@@ -43,42 +49,44 @@ class Element:
     precision: torch.dtype = torch.float64
 
     def __add__(self, other: "Element") -> "Element":
-        return Element("add", (self, other), precision=self.precision)
+        return _element("add", (self, other), 0, self.precision)
 
     def __sub__(self, other: "Element") -> "Element":
-        return Element("subtract", (self, other), precision=self.precision)
+        return _element("subtract", (self, other), 0, self.precision)
 
     def __mul__(self, other: "Element") -> "Element":
-        return Element("multiply", (self, other), precision=self.precision)
+        return _element("multiply", (self, other), 0, self.precision)
 
     def __truediv__(self, other: "Element") -> "Element":
-        return Element("divide", (self, other), precision=self.precision)
+        return _element("divide", (self, other), 0, self.precision)
 
     def __gt__(self, other: "Element") -> "Element":
         """Whether it is larger: false where one of the two is NaN."""
-        return Element("above", (self, other), precision=torch.bool)
+        return _element("above", (self, other), 0, torch.bool)
+
+    def __abs__(self) -> "Element":
+        return _element("magnitude", (self,), 0, self.precision)
 
     def choose(self, yes: "Element", no: "Element") -> "Element":
         """Of a condition: the one or the other."""
-        return Element("choose", (self, yes, no), precision=yes.precision)
+        return _element("choose", (self, yes, no), 0, yes.precision)
 
     def single(self) -> "Element":
         """Rounded to fp32."""
-        return self if self.precision == torch.float32 else Element("single", (self,), precision=torch.float32)
+        return self if self.precision == torch.float32 else _element("single", (self,), 0, torch.float32)
 
-    def double(self) -> "Element":
-        """The same number in fp64."""
-        return self if self.precision == torch.float64 else Element("double", (self,))
+
+_element = functools.cache(Element)
 
 
 def stored(number: int, precision: torch.dtype = torch.float64) -> Element:
-    """An element of the input of that number; its dtype must have no more bits than the precision."""
-    return Element("input", number=number, precision=precision)
+    """An element of the input of that number."""
+    return _element("input", (), number, precision)
 
 
 def factor(number: int, precision: torch.dtype = torch.float64) -> Element:
     """One of the numbers that are given when it is evaluated."""
-    return Element("factor", number=number, precision=precision)
+    return _element("factor", (), number, precision)
 
 
 _TORCH: dict[Operation, Callable[..., torch.Tensor]] = {
@@ -86,10 +94,10 @@ _TORCH: dict[Operation, Callable[..., torch.Tensor]] = {
     "subtract": torch.sub,
     "multiply": torch.mul,
     "divide": torch.div,
+    "magnitude": torch.abs,
     "above": torch.gt,
     "choose": torch.where,
     "single": lambda number: number.float(),
-    "double": lambda number: number.double(),
 }
 
 
@@ -108,12 +116,16 @@ def evaluate(element: Element, inputs: Sequence[torch.Tensor], factors: Sequence
         `torch.Tensor`: In the precision of the expression.
     """
     device = inputs[0].device
+    known: dict[Element, torch.Tensor] = {}
 
     def value(of: Element) -> torch.Tensor:
-        if of.operation == "input":
-            return inputs[of.number].to(of.precision)
-        if of.operation == "factor":
-            return torch.tensor(factors[of.number], dtype=of.precision, device=device)
-        return _TORCH[of.operation](*map(value, of.operands))
+        if of not in known:
+            if of.operation == "input":
+                known[of] = inputs[of.number].to(of.precision)
+            elif of.operation == "factor":
+                known[of] = torch.tensor(factors[of.number], dtype=of.precision, device=device)
+            else:
+                known[of] = _TORCH[of.operation](*map(value, of.operands))
+        return known[of]
 
     return value(element)

@@ -5,7 +5,7 @@ inputs' own dtype always hold the difference exactly, and often the high part do
 
 Zero has a sign, which `base + (tuned - base)` does not always give back. Where base and tuned are both -0.0, a
 difference of -0.0 does. Where a weight has become -0.0, it takes the low part: that is -0.0 there, and is added in a
-way that keeps it (`formulas.formula`).
+way that keeps it (`formulas.FormulaBuilder`).
 """
 
 from collections.abc import Iterator

@@ -16,6 +16,8 @@ from hf_taskvec.algebra.machine_code import COMPILED_DTYPES, WIDTH, MachineCode,
 
 #: coefficient and stored tensor, in the order in which they are added
 Weighted = Sequence[tuple[float, torch.Tensor]]
+#: the weights of changes, and what they are sums of
+Scaled = Sequence[tuple[float, Weighted]]
 
 # Loading the compiler takes a tenth of a second, and an expression some hundredths: for less than this many elements
 # torch is sooner done.
@@ -94,47 +96,68 @@ class Formula:
         return self._codes[key]
 
 
-def formula(folded: Weighted, scaled: Sequence[tuple[float, Weighted]] = ()) -> Formula:
-    """`sum(weight * change) + folded`, where each change and what is folded are sums of stored tensors themselves.
+class FormulaBuilder:
+    """Collects the tensors and numbers of an expression while it is written down.
 
     Args:
-        folded (`Sequence` of pairs of a coefficient and a tensor):
-            What is added up with its own coefficients.
-        scaled (`Sequence` of pairs of a weight and such a sequence, *optional*):
-            Changes that are added up before they are multiplied by their weight.
-
-    Returns:
-        `Formula`: Of the whole sum; of 0 if there is nothing to add.
+        precision (`torch.dtype`, *optional*, defaults to `torch.float64`):
+            In which it is computed.
     """
-    inputs: dict[int, tuple[int, torch.Tensor]] = {}
-    factors: list[float] = []
 
-    def times(weight: float, element: Element) -> Element:
-        if weight == 1.0:
-            return element
-        factors.append(weight)
-        return factor(len(factors) - 1) * element
+    def __init__(self, precision: torch.dtype = torch.float64) -> None:
+        self.precision = precision
+        self._tensors: dict[int, tuple[int, torch.Tensor]] = {}
+        self._factors: list[float] = []
 
-    def combined(tensors: Weighted) -> Element:
-        # Where all but the last cancel, as in `base - base + tuned`, the last is what is left, -0.0 included: `0.0 +
-        # -0.0` is 0.0, but `-0.0 - 0.0` is -0.0. So with several tensors the first is negated by the next, others are
-        # subtracted, and all that is subtracted from the last. No other bit changes.
-        terms = [(c, stored(inputs.setdefault(id(t), (len(inputs), t))[0])) for c, t in tensors]
+    def tensor(self, tensor: torch.Tensor) -> Element:
+        """An element of a tensor, which is read once however often it occurs."""
+        number, _ = self._tensors.setdefault(id(tensor), (len(self._tensors), tensor))
+        return stored(number, self.precision)
+
+    def number(self, value: float) -> Element:
+        """A number."""
+        self._factors.append(value)
+        return factor(len(self._factors) - 1, self.precision)
+
+    def times(self, weight: float, element: Element) -> Element:
+        """A product, or the element itself if the weight is 1."""
+        return element if weight == 1.0 else self.number(weight) * element
+
+    def combined(self, tensors: Weighted) -> Element:
+        """The sum of coefficient x tensor.
+
+        Where all but the last cancel, as in `base - base + tuned`, the last is what is left, -0.0 included: `0.0 +
+        -0.0` is 0.0, but `-0.0 - 0.0` is -0.0. So with several tensors the first is negated by the next, others are
+        subtracted, and all that is subtracted from the last. No other bit changes.
+        """
+        terms = [(coefficient, self.tensor(tensor)) for coefficient, tensor in tensors]
         if [coefficient for coefficient, _ in terms] == [-1.0, 1.0]:
             return terms[1][1] - terms[0][1]
-        total, last = times(*terms[0]), len(terms) - 1
+        total, last = self.times(*terms[0]), len(terms) - 1
         for number, (coefficient, element) in enumerate(terms[1:], 1):
             if last == 1:
-                total = total + times(coefficient, element)
+                total = total + self.times(coefficient, element)
             elif 1 < number < last:
-                total = total - times(coefficient, element)
+                total = total - self.times(coefficient, element)
             else:
-                total = times(coefficient if number == last else -coefficient, element) - total
+                total = self.times(coefficient if number == last else -coefficient, element) - total
         return total
 
-    changes = [times(weight, combined(parts)) for weight, parts in scaled]
-    changes += [combined(folded)] if folded else []
-    whole = changes[0] if changes else factor(0)
-    for change in changes[1:]:
-        whole = whole + change
-    return Formula(whole, tuple(tensor for _, tensor in inputs.values()), tuple(factors))
+    def sum(self, folded: Weighted, scaled: Scaled = ()) -> Element:
+        """`sum(weight * change) + folded`, where each change and what is folded are sums of tensors themselves."""
+        changes = [self.times(weight, self.combined(parts)) for weight, parts in scaled]
+        changes += [self.combined(folded)] if folded else []
+        whole, *others = changes or [self.number(0.0)]
+        for change in others:
+            whole = whole + change
+        return whole
+
+    def formula(self, element: Element) -> Formula:
+        """What was written down."""
+        return Formula(element, tuple(tensor for _, tensor in self._tensors.values()), tuple(self._factors))
+
+
+def sum_formula(folded: Weighted, scaled: Scaled = ()) -> Formula:
+    """The formula of `sum(weight * change) + folded`; see `FormulaBuilder.sum`."""
+    build = FormulaBuilder()
+    return build.formula(build.sum(folded, scaled))

@@ -4,14 +4,13 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from hf_taskvec.algebra.deltas import Parts
 from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
 from hf_taskvec.algebra.rounding import not_finite
-from hf_taskvec.algebra.sources import Source, numel
+from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.tiles import tiles_of_shape
@@ -108,47 +107,19 @@ def products_with(tensor: torch.Tensor, vectors: Sequence[tuple[Term, ...]]) -> 
 def tiles_of(
     vectors: Sequence[tuple[Term, ...]], dtype: torch.dtype = torch.float64
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Runs of rows of several sums over one parameter, stacked: each stored tensor is read and converted once for all.
-
-    This is the one place beside `Sum` that adds stored tensors up, and its numbers never become weights. It serves
-    norms and cosines of many vectors, where a tensor that several of them share shall be converted once, and where
-    tiles that stay in a core's cache count.
-    """
+    """Runs of rows of several sums over one parameter, stacked, in tiles that stay in a core's cache."""
     if not vectors:
         return
     shape = vectors[0][0].delta.shape
-    stored = {s: s.read() for terms in vectors for t in terms for _, s in t.delta.parts or ()}
-    others = [[term for term in terms if term.delta.parts is None] for terms in vectors]
-    sums = [Sum(shape, terms) if terms else None for terms in others]
+    sums = [Sum(shape, terms) for terms in vectors]
     length = shape[0] if shape else 1
     step = max(1, _TILE // max(1, numel(shape[1:])))
     for start in range(0, length, step):
         stop = min(start + step, length)
-        rows = {s: (tensor[start:stop] if shape else tensor).to(dtype) for s, tensor in stored.items()}
         out = torch.empty(len(vectors), *((stop - start, *shape[1:]) if shape else ()), dtype=dtype, device="cpu")
-        for tile, terms, other in zip(out, vectors, sums, strict=True):
-            stored_terms = [(term.weight, term.delta.parts) for term in terms if term.delta.parts is not None]
-            for number, (weight, parts) in enumerate(stored_terms):
-                change = _change(parts, rows, torch.empty_like(tile) if number else tile)
-                if weight != 1.0:
-                    change.mul_(weight)
-                if number:
-                    tile.add_(change)
-            if other is not None:
-                found = other.rows(start, stop)
-                tile.add_(found) if stored_terms else tile.copy_(found)
+        for tile, whole in zip(out, sums, strict=True):
+            whole.rows_into(tile, start, stop)
         yield start, stop, out
-
-
-def _change(parts: Parts, rows: Mapping[Source, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """The parts added up before any weight, so that nothing large is added to be taken away again."""
-    if [sign for sign, _ in parts] == [-1, 1]:
-        return torch.sub(rows[parts[1][1]], rows[parts[0][1]], out=out)
-    (sign, first), *rest = parts
-    torch.mul(rows[first], sign, out=out)
-    for sign, source in rest:
-        out.add_(rows[source], alpha=sign)
-    return out
 
 
 @kept_subnormals()

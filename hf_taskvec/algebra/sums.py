@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, LowRank, Parts
-from hf_taskvec.algebra.formulas import Formula, formula
+from hf_taskvec.algebra.formulas import Formula, sum_formula
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.scratch import Slot, buffer, deeper
 from hf_taskvec.algebra.sources import Source
@@ -94,7 +94,7 @@ class Sum:
         folded = [(coefficient, tensors[source]) for coefficient, source in self._folded]
         scaled = [(weight, [(float(sign), tensors[s]) for sign, s in parts]) for weight, parts in self._scaled]
         factors = [(weight * d.scaling, d.left.read(), d.right.read()) for weight, d in self._low_rank]
-        self._prepared = _Prepared(formula(folded, scaled), factors)
+        self._prepared = _Prepared(sum_formula(folded, scaled), factors)
         return self._prepared
 
     def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -161,7 +161,7 @@ class Sum:
         stored, single = ready.stored, self._fits_single(dtype)
         if self._others and not single:
             total = self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float64, self.device), start, stop)
-            stored, start, stop, computed = formula([(1.0, total)]), 0, stop - start, None
+            stored, start, stop, computed = sum_formula([(1.0, total)]), 0, stop - start, None
         elif self._others:
             computed = buffer(Slot.COMPUTED, size, torch.float32, self.device).zero_()
             self._add_others(computed, start, stop)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank, Rows
-from hf_taskvec.algebra.formulas import Formula, formula
+from hf_taskvec.algebra.formulas import Formula, sum_formula
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum, Term
@@ -92,7 +92,7 @@ def test_every_16_bit_number_comes_through(dtype: torch.dtype) -> None:
         fused, _ = both(whole, out)
         assert torch.equal(bits(fused.to(dtype)), bits(finite))
     out = torch.empty_like(every)
-    assert not formula([(1.0, every)]).write(out, 0, len(every))  # some are not finite, and it says so
+    assert not sum_formula([(1.0, every)]).write(out, 0, len(every))  # some are not finite, and it says so
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 1023, 5000])
@@ -108,7 +108,7 @@ def test_the_last_elements_are_as_right_as_all_others(length: int, dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_machine_code_is_what_runs(dtype: torch.dtype) -> None:
     tensors = [torch.randn(40).to(dtype) for _ in range(3)]
-    whole = formula([(1.0, tensors[0])], [(-0.6, [(-1.0, tensors[1]), (1.0, tensors[2])])])
+    whole = sum_formula([(1.0, tensors[0])], [(-0.6, [(-1.0, tensors[1]), (1.0, tensors[2])])])
     out = torch.full((40,), 7, dtype=dtype)
     assert whole.write(out, 0, 40)
     assert torch.equal(out, round_once(whole.rows(0, 40, None, out.device), dtype))
