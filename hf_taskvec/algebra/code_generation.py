@@ -24,40 +24,102 @@ def elementwise_loop(element: Element, inputs: tuple[torch.dtype, ...], output: 
     It gives 0, or something else if a number is not finite in the output's dtype or needs more care than it is given
     here. The last elements are those before the end, so a few are written twice: `count` is at least `WIDTH`.
     """
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _POINTER, _POINTER, _POINTER]), "loop")
-    count, addresses, factors, out = function.args
+    loop = _Loop(inputs)
+    build, out = loop.builder, loop.output
     out.add_attribute("noalias")
-    before, loop, after = (function.append_basic_block(name) for name in ("before", "loop", "after"))
-    builder = ir.IRBuilder(before)
-    vectors = _Vectors(builder, inputs, addresses, factors)
-    last = builder.sub(count, ir.Constant(_I64, WIDTH))
-    builder.branch(loop)
-
-    builder.position_at_end(loop)
-    index = builder.phi(_I64)
-    largest, smallest = builder.phi(_vector(_I32)), builder.phi(_vector(_I32))
-    place = builder.select(builder.icmp_signed("<", index, last), index, last)
-    written, magnitude = rounded(builder, vectors.value(element, place), element.precision, output)
-    builder.store(written, builder.gep(out, [place], source_etype=_STORED[output]), align=1)
+    largest, smallest = loop.carried(_all(_I32, 0)), loop.carried(_all(_I32, 0x7FFFFFFF))
+    written, magnitude = rounded(build, loop.value(element), element.precision, output)
+    build.store(written, build.gep(out, [loop.place], source_etype=_STORED[output]), align=1)
     more_than, less_than = largest, smallest
     if magnitude is not None:
-        more_than = _extreme(builder, ">", largest, magnitude)
+        more_than = _extreme(build, ">", largest, magnitude)
         # Zero becomes the largest: it needs no care.
-        less_than = _extreme(builder, "<", smallest, builder.sub(magnitude, _all(_I32, 1)))
-    following = builder.add(index, ir.Constant(_I64, WIDTH))
-    for phi, first, then in (
-        (index, ir.Constant(_I64, 0), following),
-        (largest, _all(_I32, 0), more_than),
-        (smallest, _all(_I32, 0x7FFFFFFF), less_than),
-    ):
-        phi.add_incoming(first, before)
-        phi.add_incoming(then, loop)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+        less_than = _extreme(build, "<", smallest, build.sub(magnitude, _all(_I32, 1)))
+    loop.end({largest: more_than, smallest: less_than})
+    build.ret(_verdict(build, more_than, less_than, output))
+    return loop.module
 
-    builder.position_at_end(after)
-    builder.ret(_verdict(builder, more_than, less_than, output))
-    return module
+
+def histogram_loop(element: Element, inputs: tuple[torch.dtype, ...]) -> ir.Module:
+    """A module with the function `loop(count, addresses of the inputs, factors, address of the histogram)`.
+
+    The histogram begins with three 64-bit numbers: the first magnitude, as the bits of an fp32 number, how many bits to
+    shift by, and how many bins there are. Behind them are the bins: how many elements are in each. What is below the
+    first magnitude, or beyond the last bin, is counted in one bin more.
+    """
+    loop = _Loop(inputs)
+    build, histogram = loop.builder, loop.output
+    first, shift, bins = (
+        build.load(build.gep(histogram, [ir.Constant(_I64, k)], source_etype=_I64), typ=_I64) for k in range(3)
+    )
+    counts = build.gep(histogram, [ir.Constant(_I64, 3)], source_etype=_I64)
+    bits = build.bitcast(_converted(build, loop.value(element), torch.float32), _vector(_I32))
+    distance = build.sub(build.and_(bits, _all(_I32, 0x7FFFFFFF)), _broadcast(build, build.trunc(first, _I32)))
+    found = build.lshr(distance, _broadcast(build, build.trunc(shift, _I32)))
+    beyond = _broadcast(build, build.trunc(bins, _I32))
+    # Of the elements before the end some were counted before.
+    lanes = ir.Constant(_vector(_I64), list(range(WIDTH)))
+    new = build.icmp_signed(">=", build.add(_broadcast(build, loop.place), lanes), _broadcast(build, loop.index))
+    inside = build.and_(build.icmp_unsigned("<", found, beyond), new)
+    with build.if_then(_any(build, inside)):
+        places = build.zext(build.select(inside, found, beyond), _vector(_I64))
+        for lane in range(WIDTH):
+            place = build.extract_element(places, ir.Constant(_I32, lane))
+            address = build.gep(counts, [place], source_etype=_I64)
+            build.store(build.add(build.load(address, typ=_I64), ir.Constant(_I64, 1)), address)
+    loop.end({})
+    build.ret(ir.Constant(_I64, 0))
+    return loop.module
+
+
+class _Loop:
+    """A function that goes over all elements, `WIDTH` at a time, while its body is written down.
+
+    Attributes:
+        builder (`ir.IRBuilder`):
+            At the end of the body, and then of the function.
+        index:
+            The first of the elements that are next.
+        place:
+            The first that is worked on: the same, or near the end a little before it.
+        output:
+            The function's last argument.
+    """
+
+    def __init__(self, inputs: tuple[torch.dtype, ...]) -> None:
+        self.module = ir.Module()
+        function = ir.Function(self.module, ir.FunctionType(_I64, [_I64, _POINTER, _POINTER, _POINTER]), "loop")
+        self._count, addresses, factors, self.output = function.args
+        self._before, self._body = function.append_basic_block("before"), function.append_basic_block("body")
+        self.builder = build = ir.IRBuilder(self._before)
+        self._vectors = _Vectors(build, inputs, addresses, factors)
+        last = build.sub(self._count, ir.Constant(_I64, WIDTH))
+        build.branch(self._body)
+        build.position_at_end(self._body)
+        self.index = self.carried(ir.Constant(_I64, 0))
+        self.place = build.select(build.icmp_signed("<", self.index, last), self.index, last)
+
+    def value(self, element: Element) -> Any:
+        """An expression's value for the elements that are worked on."""
+        return self._vectors.value(element, self.place)
+
+    def carried(self, first: ir.Constant) -> Any:
+        """A value that is handed on from one time to the next."""
+        self.builder.position_at_start(self._body)
+        phi = self.builder.phi(first.type)
+        phi.add_incoming(first, self._before)
+        self.builder.position_at_end(self._body)
+        return phi
+
+    def end(self, carried: dict[Any, Any]) -> None:
+        """Go on with what is carried, or behind the loop."""
+        build, ended = self.builder, self.builder.block
+        following = build.add(self.index, ir.Constant(_I64, WIDTH))
+        for phi, value in {self.index: following, **carried}.items():
+            phi.add_incoming(value, ended)
+        after = build.function.append_basic_block("after")
+        build.cbranch(build.icmp_signed("<", following, self._count), self._body, after)
+        build.position_at_end(after)
 
 
 class _Vectors:
@@ -177,8 +239,12 @@ def _verdict(build: ir.IRBuilder, largest: Any, smallest: Any, output: torch.dty
     if output == torch.bfloat16:
         small = build.icmp_unsigned("<", smallest, _all(_I32, _SMALLEST_NORMAL - 1))
         found = build.or_(found, small)
-    mask = build.bitcast(found, ir.IntType(WIDTH))
-    return build.zext(build.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(WIDTH), 0)), _I64)
+    return build.zext(_any(build, found), _I64)
+
+
+def _any(build: ir.IRBuilder, conditions: Any) -> Any:
+    mask = build.bitcast(conditions, ir.IntType(WIDTH))
+    return build.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(WIDTH), 0))
 
 
 def _converted(build: ir.IRBuilder, number: Any, precision: torch.dtype) -> Any:

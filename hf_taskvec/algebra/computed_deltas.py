@@ -1,14 +1,16 @@
 """Changes that are computed from other changes whenever they are read: what a merging rule makes of many vectors.
 
-Nothing is computed when such a change is made, and no whole parameter is held while it is used. `Computed` works tile
-by tile; `Factored` holds factors that need all of a parameter at once (a decomposition), the last few of them.
+Nothing is computed when such a change is made, and no whole parameter is held while it is used. `ComputedElements` are
+an expression over the elements, `ComputedTiles` a function of tiles; `Factored` holds factors that need all of a
+parameter at once (a decomposition), the last few of them.
 """
 
 import hashlib
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -17,6 +19,8 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.algebra.deltas import Delta, DeltaWriter, Dense
+from hf_taskvec.algebra.elementwise import Element
+from hf_taskvec.algebra.formulas import Formula, FormulaBuilder
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.sources import Source, describe, handle_of, numel
 from hf_taskvec.algebra.subnormals import kept_subnormals
@@ -72,13 +76,6 @@ class Tiles:
         self.shape = terms[0].delta.shape
         self._sum = Sum(self.shape, terms)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Every piece in fp32. It may be written to, and is valid until the next one is asked for."""
-        for start, stop in _pieces(self.shape, 0, self.shape[0] if self.shape else 1):
-            size = (stop - start, *self.shape[1:]) if self.shape else ()
-            with borrowed(1, size, self.dtype) as (piece,):
-                yield self.rows_into(piece, start, stop).float()
-
     @property
     def dtype(self) -> torch.dtype:
         """What is needed to add the change up: fp32 for the difference of two stored 16-bit tensors, else fp64."""
@@ -92,9 +89,48 @@ class Tiles:
         """Rows `start:stop`, written to `out`."""
         return self._sum.rows_into(out, start, stop)
 
+    def element(self, build: FormulaBuilder) -> Element | None:
+        """The change as an expression, if it is one of stored tensors alone."""
+        return self._sum.element(build)
+
+    @kept_subnormals()
+    def count_magnitudes(self, first: int, shift: int, bins: int) -> torch.Tensor:
+        """A histogram of the elements' magnitudes, in fp32, whose bits are in the order of the numbers.
+
+        Args:
+            first (`int`):
+                The bits of the first number of the first bin.
+            shift (`int`):
+                A bin has two to the power of this many numbers.
+            bins (`int`):
+                How many there are; what is in none of them is not counted.
+
+        Returns:
+            `torch.Tensor`: How many elements are in each, int64.
+        """
+        histogram = torch.zeros(bins + 4, dtype=torch.int64, device="cpu")
+        histogram[:3] = torch.tensor([first, shift, bins], device="cpu")
+        build = FormulaBuilder(self.dtype)
+        element = self.element(build)
+        length = self.shape[0] if self.shape else 1
+        if element is not None and build.formula(element).count(histogram, 0, length):
+            return histogram[3:-1]
+        one = FormulaBuilder(torch.float32)
+        tile = one.formula(one.made())
+        for start, stop in _pieces(self.shape, 0, length):
+            size = (stop - start, *self.shape[1:]) if self.shape else ()
+            with borrowed(1, size, self.dtype) as (piece,):
+                rows = self.rows_into(piece, start, stop).float()
+                if not tile.count(histogram, 0, 0, [rows]):
+                    places = (rows.abs().view(torch.int32).flatten() - first).bitwise_right_shift_(shift)
+                    inside = places[(places >= 0) & (places < bins)]
+                    histogram[3:-1] += torch.bincount(inside, minlength=bins)
+        return histogram[3:-1]
+
 
 Statistic = Callable[[Tiles], Any]
 TileFunction = Callable[[list[torch.Tensor], list[Any], int], torch.Tensor]
+ElementFunction = Callable[[FormulaBuilder, list[Element], list[Any]], Element]
 
 
 @dataclass(frozen=True)
@@ -111,19 +147,15 @@ class Computed(Delta):
             The changes that it is computed from, one or more terms each.
         key (`str`):
             What the function does, with its parameters; two changes are equal if inputs and key are.
-        function (`Callable`):
-            Gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
-            result's tile.
-        statistics (`tuple` of callables, *optional*):
+        statistics (`tuple` of callables):
             For each input, a function that finds something about it as a whole, such as a threshold. It is called when
-            first needed, and what it gives is kept.
+            first needed, and what it gives is kept. None at all if nothing has to be found.
     """
 
     name: str
     inputs: tuple[Terms, ...]
     key: str
-    function: TileFunction = field(compare=False, repr=False)
-    statistics: tuple[Statistic, ...] = field(default=(), compare=False, repr=False)
+    statistics: tuple[Statistic, ...] = field(compare=False, repr=False)
 
     @property
     @override
@@ -169,17 +201,25 @@ class Computed(Delta):
             once.start()
         return [once.wait() for once in self._found]
 
+    @abstractmethod
+    def _merged(self, first: int, last: int) -> AbstractContextManager[torch.Tensor]:
+        """Rows `first:last`, one of the pieces, in fp32."""
+
+    @property
+    def _precision(self) -> torch.dtype:
+        return max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
+
+    def _size(self, first: int, last: int) -> tuple[int, ...]:
+        return (last - first, *self.shape[1:]) if self.shape else ()
+
+    def _check_finite(self, rows: torch.Tensor) -> None:
+        if not rows.sum().isfinite() and not rows.isfinite().all():
+            raise not_finite(self.name)
+
     @override
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
-        statistics = self._wait_for_statistics()
-        dtype = max((tiles.dtype for tiles in self._tiles), key=lambda dtype: dtype.itemsize)
         for first, last in _pieces(self.shape, start, stop):
-            size = (last - first, *self.shape[1:]) if self.shape else ()
-            with borrowed(len(self._tiles), size, dtype) as memory:
-                inputs = [tiles.rows_into(tile, first, last) for tiles, tile in zip(self._tiles, memory, strict=True)]
-                rows = self.function(inputs, statistics, first).float()
-                if not rows.sum().isfinite() and not rows.isfinite().all():
-                    raise not_finite(self.name)
+            with self._merged(first, last) as rows:
                 low, high = max(first, start), min(last, stop)
                 there, found = (
                     (out[low - start : high - start], rows[low - first : high - first]) if self.shape else (out, rows)
@@ -188,6 +228,62 @@ class Computed(Delta):
                     there.add_(found.to(out.device), alpha=weight)
                 else:  # the product rounded first, as for a stored change: the same bits
                     there.add_(found.to(out).mul_(weight))
+
+
+@dataclass(frozen=True)
+class ComputedTiles(Computed):
+    """A change that a function computes from the inputs' tiles.
+
+    Args:
+        function (`Callable`):
+            Gets the inputs' tiles (which it may write to), their statistics, and the tile's first row; gives the
+            result's tile.
+    """
+
+    function: TileFunction = field(compare=False, repr=False)
+
+    @override
+    @contextmanager
+    def _merged(self, first: int, last: int) -> Iterator[torch.Tensor]:
+        statistics = self._wait_for_statistics()
+        with borrowed(len(self._tiles), self._size(first, last), self._precision) as memory:
+            inputs = [tiles.rows_into(tile, first, last) for tiles, tile in zip(self._tiles, memory, strict=True)]
+            rows = self.function(inputs, statistics, first).float()
+            self._check_finite(rows)
+            yield rows
+
+
+@dataclass(frozen=True)
+class ComputedElements(Computed):
+    """A change that is an elementwise expression of the inputs: one pass over what is stored.
+
+    Args:
+        element (`Callable`):
+            Gets a builder, the inputs' elements and their statistics; gives the result's element.
+    """
+
+    element: ElementFunction = field(compare=False, repr=False)
+
+    @cached_property
+    def _formula(self) -> tuple[Formula, tuple[Tiles, ...]]:
+        """The expression, and those of the inputs that have to be made tile by tile for it."""
+        build = FormulaBuilder(self._precision)
+        found = [tiles.element(build) for tiles in self._tiles]
+        made = tuple(tiles for tiles, element in zip(self._tiles, found, strict=True) if element is None)
+        elements = [build.made() if element is None else element for element in found]
+        return build.formula(self.element(build, elements, self._wait_for_statistics())), made
+
+    @override
+    @contextmanager
+    def _merged(self, first: int, last: int) -> Iterator[torch.Tensor]:
+        formula, tiles = self._formula
+        size = self._size(first, last)
+        with borrowed(len(tiles), size, self._precision) as memory, borrowed(1, size, torch.float32) as (rows,):
+            made = [each.rows_into(tile, first, last) for each, tile in zip(tiles, memory, strict=True)]
+            if not formula.write(rows, first, last, made):
+                rows.copy_(formula.rows(first, last, made))
+                self._check_finite(rows)
+            yield rows
 
 
 def _not_pickled() -> UnsupportedError:

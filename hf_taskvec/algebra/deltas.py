@@ -166,7 +166,7 @@ class _Stored(Delta):
             whole = sum_formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])
         else:
             whole = sum_formula([(1.0, out)], [(weight, parts)])
-        out.copy_(whole.rows(0, stop - start, None, out.device))
+        out.copy_(whole.rows(0, stop - start, device=out.device))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,21 @@ difference of its tensors times its weight, added from the left; then what is fo
 computed.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
-from hf_taskvec.algebra.machine_code import COMPILED_DTYPES, WIDTH, MachineCode, can_compile, compiled, machine_code
+from hf_taskvec.algebra.machine_code import (
+    COMPILED_DTYPES,
+    WIDTH,
+    MachineCode,
+    Use,
+    can_compile,
+    compiled,
+    machine_code,
+)
 
 #: coefficient and stored tensor, in the order in which they are added
 Weighted = Sequence[tuple[float, torch.Tensor]]
@@ -31,18 +38,18 @@ class Formula:
     Args:
         element (`Element`):
             The expression.
-        tensors (`tuple` of `torch.Tensor`):
-            Its inputs.
+        tensors (`tuple` of `torch.Tensor` or `None`):
+            Its inputs; `None` for what is made tile by tile and given when it is used.
         factors (`tuple` of `float`):
             Its numbers.
     """
 
     element: Element
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[torch.Tensor | None, ...]
     factors: tuple[float, ...]
-    _codes: dict[tuple[torch.dtype, torch.dtype | None], MachineCode] = field(default_factory=dict, repr=False)
+    _codes: dict[tuple[object, ...], MachineCode] = field(default_factory=dict, repr=False)
 
-    def write(self, out: torch.Tensor, start: int, stop: int, computed: torch.Tensor | None = None) -> bool:
+    def write(self, out: torch.Tensor, start: int, stop: int, made: Sequence[torch.Tensor] = ()) -> bool:
         """Write rows `start:stop` by machine code, rounded once to the dtype of `out`.
 
         Args:
@@ -52,47 +59,48 @@ class Formula:
                 The first row.
             stop (`int`):
                 The row after the last.
-            computed (`torch.Tensor`, *optional*):
-                Of the size of `out`: is added last.
+            made (`Sequence[torch.Tensor]`, *optional*):
+                The inputs that are made, of the size of `out`.
 
         Returns:
             `bool`: Whether that was done. If not, `rows` tells what is to be written.
         """
-        code = self._code(out, computed)
-        if code is None:
+        if out.device.type != "cpu" or not out.is_contiguous():
             return False
-        factors = (ctypes.c_double * len(self.factors))(*self.factors)
-        return code(out, self._inputs(start, stop, computed), factors)
+        inputs = self._inputs(start, stop, made)
+        code = self._code(out.numel(), inputs, out.dtype)
+        return code is not None and code(out.numel(), inputs, self.factors, out)
 
-    def rows(self, start: int, stop: int, computed: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    def count(self, histogram: torch.Tensor, start: int, stop: int, made: Sequence[torch.Tensor] = ()) -> bool:
+        """Count the magnitudes of rows `start:stop` by machine code: see `code_generation.histogram_loop`."""
+        inputs = self._inputs(start, stop, made)
+        code = self._code(inputs[0].numel(), inputs, "histogram")
+        return code is not None and code(inputs[0].numel(), inputs, self.factors, histogram)
+
+    def rows(
+        self, start: int, stop: int, made: Sequence[torch.Tensor] = (), device: torch.device | None = None
+    ) -> torch.Tensor:
         """Rows `start:stop`, by torch, in the expression's precision."""
-        inputs = [each.to(device) for each in self._inputs(start, stop, computed)]
-        return evaluate(self._with(computed), inputs, self.factors)
+        inputs = [each if device is None else each.to(device) for each in self._inputs(start, stop, made)]
+        return evaluate(self.element, inputs, self.factors)
 
-    def _inputs(self, start: int, stop: int, computed: torch.Tensor | None) -> list[torch.Tensor]:
-        rows = [each[start:stop] if each.ndim else each for each in self.tensors]
-        return rows if computed is None else [*rows, computed]
+    def _inputs(self, start: int, stop: int, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter(made)
+        return [next(given) if t is None else t[start:stop] if t.ndim else t for t in self.tensors]
 
-    def _with(self, computed: torch.Tensor | None) -> Element:
-        if computed is None:
-            return self.element
-        more = stored(len(self.tensors))
-        return self.element + more if self.tensors else more
-
-    def _code(self, out: torch.Tensor, computed: torch.Tensor | None) -> MachineCode | None:
+    def _code(self, count: int, inputs: Sequence[torch.Tensor], use: Use) -> MachineCode | None:
         """The machine code, if there can be some and it is worth its while."""
-        if out.device.type != "cpu" or out.numel() < WIDTH or not out.is_contiguous():
+        if count < WIDTH:
             return None
-        key = (out.dtype, None if computed is None else computed.dtype)
+        key = (use, *(each.dtype for each in inputs))
         if key not in self._codes:
-            inputs = self.tensors if computed is None else (*self.tensors, computed)
             dtypes = tuple(each.dtype for each in inputs)
-            if not {out.dtype, *dtypes} <= set(COMPILED_DTYPES) or any(each.device.type != "cpu" for each in inputs):
+            stored_as = {*dtypes} if use == "histogram" else {use, *dtypes}
+            if not stored_as <= set(COMPILED_DTYPES) or any(each.device.type != "cpu" for each in inputs):
                 return None
-            form = (self._with(computed), dtypes, out.dtype)
-            if (out.numel() < LEAST and form not in compiled) or not can_compile():
+            if (count < LEAST and (self.element, dtypes, use) not in compiled) or not can_compile():
                 return None
-            self._codes[key] = machine_code(*form)
+            self._codes[key] = machine_code(self.element, dtypes, use)
         return self._codes[key]
 
 
@@ -106,18 +114,27 @@ class FormulaBuilder:
 
     def __init__(self, precision: torch.dtype = torch.float64) -> None:
         self.precision = precision
-        self._tensors: dict[int, tuple[int, torch.Tensor]] = {}
+        self._numbers: dict[int, int] = {}
+        self._tensors: list[torch.Tensor | None] = []
         self._factors: list[float] = []
 
     def tensor(self, tensor: torch.Tensor) -> Element:
         """An element of a tensor, which is read once however often it occurs."""
-        number, _ = self._tensors.setdefault(id(tensor), (len(self._tensors), tensor))
-        return stored(number, self.precision)
+        if id(tensor) not in self._numbers:
+            self._numbers[id(tensor)] = len(self._tensors)
+            self._tensors.append(tensor)
+        return stored(self._numbers[id(tensor)], self.precision)
 
-    def number(self, value: float) -> Element:
+    def made(self) -> Element:
+        """An element of something that is made tile by tile."""
+        self._tensors.append(None)
+        return stored(len(self._tensors) - 1, self.precision)
+
+    def number(self, value: float, precision: torch.dtype | None = None) -> Element:
         """A number."""
-        self._factors.append(value)
-        return factor(len(self._factors) - 1, self.precision)
+        if value not in self._factors:
+            self._factors.append(value)
+        return factor(self._factors.index(value), precision or self.precision)
 
     def times(self, weight: float, element: Element) -> Element:
         """A product, or the element itself if the weight is 1."""
@@ -154,7 +171,7 @@ class FormulaBuilder:
 
     def formula(self, element: Element) -> Formula:
         """What was written down."""
-        return Formula(element, tuple(tensor for _, tensor in self._tensors.values()), tuple(self._factors))
+        return Formula(element, tuple(self._tensors), tuple(self._factors))
 
 
 def sum_formula(folded: Weighted, scaled: Scaled = ()) -> Formula:

@@ -9,7 +9,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -27,35 +27,44 @@ WIDTH = 16
 _compiling = threading.Lock()
 
 
+#: what a loop does with an expression: writes it in a dtype, or counts its magnitudes
+Use = torch.dtype | Literal["histogram"]
+
+
 class MachineCode:
-    """An expression, compiled for inputs and an output of certain dtypes.
+    """An expression, compiled for inputs of certain dtypes and one use.
 
     Args:
         element (`Element`):
             The expression.
         inputs (`tuple` of `torch.dtype`):
             Of the inputs, all of `COMPILED_DTYPES`.
-        output (`torch.dtype`):
-            What the expression's numbers are rounded to.
+        use (`torch.dtype` or `"histogram"`):
+            What its numbers are rounded to; or see `code_generation.histogram_loop`.
     """
 
-    def __init__(self, element: Element, inputs: tuple[torch.dtype, ...], output: torch.dtype) -> None:
-        from hf_taskvec.algebra.code_generation import elementwise_loop
+    def __init__(self, element: Element, inputs: tuple[torch.dtype, ...], use: Use) -> None:
+        from hf_taskvec.algebra.code_generation import elementwise_loop, histogram_loop
 
-        self._engine = _engine(elementwise_loop(element, inputs, output))
+        made = histogram_loop(element, inputs) if use == "histogram" else elementwise_loop(element, inputs, use)
+        self._engine = _engine(made)
         kind = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 3)
         self._run = kind(self._engine.get_function_address("loop"))
 
-    def __call__(self, out: torch.Tensor, inputs: Sequence[torch.Tensor], factors: "ctypes.Array[Any]") -> bool:
+    def __call__(
+        self, count: int, inputs: Sequence[torch.Tensor], factors: Sequence[float], output: torch.Tensor
+    ) -> bool:
         """Evaluate it for all elements.
 
         Args:
-            out (`torch.Tensor`):
-                Contiguous, of at least `WIDTH` elements, in memory of its own.
+            count (`int`):
+                How many there are: at least `WIDTH`.
             inputs (`Sequence[torch.Tensor]`):
                 Of as many elements, on the CPU.
-            factors (`ctypes.Array` of `ctypes.c_double`):
+            factors (`Sequence[float]`):
                 The numbers of the expression.
+            output (`torch.Tensor`):
+                Contiguous, in memory of its own.
 
         Returns:
             `bool`: Whether what is written is right. It is not where a number is not finite in the output's dtype, or
@@ -63,19 +72,20 @@ class MachineCode:
         """
         whole = [each.contiguous() for each in inputs]  # held until the code has run
         addresses = (ctypes.c_void_p * len(whole))(*(each.data_ptr() for each in whole))
-        return not self._run(out.numel(), addresses, factors, out.data_ptr())
+        numbers = (ctypes.c_double * len(factors))(*factors)
+        return not self._run(count, addresses, numbers, output.data_ptr())
 
 
-#: what was compiled in this process: expression, dtypes of its inputs, and the output's
-compiled: dict[tuple[Element, tuple[torch.dtype, ...], torch.dtype], MachineCode] = {}
+#: what was compiled in this process: expression, dtypes of its inputs, and its use
+compiled: dict[tuple[Element, tuple[torch.dtype, ...], Use], MachineCode] = {}
 
 
-def machine_code(element: Element, inputs: tuple[torch.dtype, ...], output: torch.dtype) -> MachineCode:
+def machine_code(element: Element, inputs: tuple[torch.dtype, ...], use: Use) -> MachineCode:
     """An expression's machine code, compiled once in a process."""
     with _compiling:
-        if (element, inputs, output) not in compiled:
-            compiled[element, inputs, output] = MachineCode(element, inputs, output)
-        return compiled[element, inputs, output]
+        if (element, inputs, use) not in compiled:
+            compiled[element, inputs, use] = MachineCode(element, inputs, use)
+        return compiled[element, inputs, use]
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from functools import cached_property
 import torch
 
 from hf_taskvec.algebra.deltas import Delta, LowRank, Parts
-from hf_taskvec.algebra.formulas import Formula, sum_formula
+from hf_taskvec.algebra.elementwise import Element
+from hf_taskvec.algebra.formulas import Formula, FormulaBuilder, Scaled, Weighted, sum_formula
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.scratch import Slot, buffer, deeper
 from hf_taskvec.algebra.sources import Source
@@ -35,10 +36,24 @@ _Factors = list[tuple[float, torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What the tiles of a sum read: stored tensors, and the factors of low-rank changes."""
+    """What the tiles of a sum read: stored tensors, alone or with something that is computed; and low-rank factors."""
 
-    stored: Formula
+    folded: Weighted
+    scaled: Scaled
     factors: _Factors
+
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.folded or self.scaled)
+
+    @cached_property
+    def alone(self) -> Formula:
+        return sum_formula(self.folded, self.scaled)
+
+    @cached_property
+    def with_computed(self) -> Formula:
+        build = FormulaBuilder()
+        return build.formula(build.sum(self.folded, self.scaled) + build.made() if self.is_stored else build.made())
 
 
 class Sum:
@@ -94,7 +109,7 @@ class Sum:
         folded = [(coefficient, tensors[source]) for coefficient, source in self._folded]
         scaled = [(weight, [(float(sign), tensors[s]) for sign, s in parts]) for weight, parts in self._scaled]
         factors = [(weight * d.scaling, d.left.read(), d.right.read()) for weight, d in self._low_rank]
-        self._prepared = _Prepared(sum_formula(folded, scaled), factors)
+        self._prepared = _Prepared(folded, scaled, factors)
         return self._prepared
 
     def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -117,33 +132,39 @@ class Sum:
         if self._others and out.dtype != torch.float64:
             return out.copy_(self.rows(start, stop))
         ready = self._prepared or self._prepare()
-        self._write(out, ready, start, stop, self._products(ready.factors, start, stop, torch.float64))
+        made = self._products(ready.factors, start, stop, torch.float64)
+        if not ready.is_stored and not made:
+            out.zero_()
+        else:
+            whole = ready.with_computed if made else ready.alone
+            if not whole.write(out, start, stop, made):
+                out.copy_(whole.rows(start, stop, made, self.device))
         self._add_others(out, start, stop)
         return out
 
-    def _write(self, out: torch.Tensor, ready: _Prepared, start: int, stop: int, computed: torch.Tensor | None) -> None:
-        """What is stored and what was computed, in fp64, written to `out` in its dtype."""
-        if not ready.stored.tensors and computed is None:
-            out.zero_()
-        elif not ready.stored.write(out, start, stop, computed):
-            out.copy_(ready.stored.rows(start, stop, computed, self.device))
+    def element(self, build: FormulaBuilder) -> Element | None:
+        """The sum as an expression, if it is one of stored tensors alone."""
+        if self._low_rank or self._others or not (self._folded or self._scaled):
+            return None
+        ready = self._prepared or self._prepare()
+        return build.sum(ready.folded, ready.scaled)
 
     def _add_others(self, out: torch.Tensor, start: int, stop: int) -> None:
         with deeper():  # some are sums themselves
             for weight, delta in self._others:
                 delta.add_rows(out, start, stop, weight)
 
-    def _products(self, factors: _Factors, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """The low-rank terms, in blocks of columns: whatever the rank, little of a factor is held at a time."""
+    def _products(self, factors: _Factors, start: int, stop: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The sum of low-rank terms, if there are any, in blocks of columns: whatever the rank, little is held."""
         if not factors:
-            return None
+            return []
         out = buffer(Slot.COMPUTED, self._size(start, stop), dtype, self.device)
         for number, (weight, left, right) in enumerate(factors):
             rows = left[start:stop].to(out)
             width = max(1, _BLOCK // max(1, right.shape[0]))
             for columns, block in zip(torch.split(out, width, dim=1), torch.split(right, width, dim=1), strict=True):
                 columns.addmm_(rows, block.to(out), alpha=weight, beta=1 if number else 0)
-        return out
+        return [out]
 
     @kept_subnormals()
     def rounded(
@@ -157,22 +178,23 @@ class Sum:
         size = self._size(start, stop)
         if out is None:
             out = buffer(Slot.OUTPUT, size, dtype, self.device)
-        ready = self._prepared or self._prepare()
-        stored, single = ready.stored, self._fits_single(dtype)
+        ready, single = self._prepared or self._prepare(), self._fits_single(dtype)
         if self._others and not single:
             total = self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float64, self.device), start, stop)
-            stored, start, stop, computed = sum_formula([(1.0, total)]), 0, stop - start, None
+            whole, made = _rounding, [total]
         elif self._others:
             computed = buffer(Slot.COMPUTED, size, torch.float32, self.device).zero_()
             self._add_others(computed, start, stop)
+            whole, made = ready.with_computed, [computed]
         else:
-            computed = self._products(ready.factors, start, stop, torch.float32 if single else torch.float64)
-        if not stored.tensors and computed is None:
+            made = self._products(ready.factors, start, stop, torch.float32 if single else torch.float64)
+            whole = ready.with_computed if made else ready.alone
+        if not ready.is_stored and not made:
             return out.zero_()
-        if dtype != torch.float64 and stored.write(out, start, stop, computed):
+        if dtype != torch.float64 and whole.write(out, start, stop, made):
             return out
         # By torch; this also shows which parameter is not finite.
-        return round_once(stored.rows(start, stop, computed, self.device), dtype, name, out)
+        return round_once(whole.rows(start, stop, made, self.device), dtype, name, out)
 
     def _fits_single(self, dtype: torch.dtype) -> bool:
         """Whether fp32 is enough for what is computed.
@@ -199,7 +221,7 @@ class Sum:
         the more, the smaller the sum.
         """
         ready = self._prepared or self._prepare()
-        (tensor,), ((weight, left, right),) = ready.stored.tensors, ready.factors
+        ((_, tensor),), ((weight, left, right),) = ready.folded, ready.factors
         return abs(weight) * left.shape[1] * _size(left) * _size(right) <= 0.75 * _size(tensor)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
@@ -209,7 +231,8 @@ class Sum:
     def into(self, out: torch.Tensor, name: str) -> None:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
         ready = self._prepared or self._prepare()
-        memory = {tensor.untyped_storage().data_ptr() for tensor in ready.stored.tensors}
+        tensors = [tensor for parts in (ready.folded, *(p for _, p in ready.scaled)) for _, tensor in parts]
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         direct = self.device == out.device and out.untyped_storage().data_ptr() not in memory
         for start, stop in self.tiles():
             rows = out[start:stop] if self.shape else out
@@ -217,6 +240,14 @@ class Sum:
                 self.rounded(start, stop, out.dtype, name, rows)
             else:
                 rows.copy_(self.rounded(start, stop, out.dtype, name))
+
+
+def _only_rounding() -> Formula:
+    build = FormulaBuilder()
+    return build.formula(build.made())
+
+
+_rounding = _only_rounding()
 
 
 def _size(matrix: torch.Tensor) -> float:

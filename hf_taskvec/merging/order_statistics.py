@@ -26,22 +26,13 @@ def order_statistics(tiles: Tiles, ranks: Sequence[int], name: str) -> list[floa
     """
     if not numel(tiles.shape):
         return [0.0] * len(ranks)
-    upper = torch.zeros(1 << 16, dtype=torch.int64, device="cpu")
-    for tile in tiles:
-        bits = tile.abs_().view(torch.int32).flatten()
-        upper += torch.bincount(bits.bitwise_right_shift_(_LOWER), minlength=len(upper))
+    upper = tiles.count_magnitudes(0, _LOWER, 1 << 16)
     if upper[_FIRST_NOT_FINITE:].any():
         raise not_finite(name)
     below = upper.cumsum(0)
     wanted = torch.tensor(ranks, dtype=torch.int64, device="cpu")
     bins = torch.searchsorted(below, wanted, right=True)
-    lower = {int(each): torch.zeros(1 << _LOWER, dtype=torch.int64, device="cpu") for each in bins}
-    for tile in tiles:
-        bits = tile.abs_().view(torch.int32).flatten()
-        for each, histogram in lower.items():
-            # The difference of the bits and the bin's first number is in the bin's range for what is in the bin.
-            inside = bits[(bits - (each << _LOWER)).bitwise_right_shift_(_LOWER).eq(0)]
-            histogram += torch.bincount(inside.bitwise_and(0x7FFF), minlength=len(histogram))
+    lower = {each: tiles.count_magnitudes(each << _LOWER, 0, 1 << _LOWER) for each in bins.tolist()}
     found = []
     for rank, each in zip(ranks, bins.tolist(), strict=True):
         left = rank - (int(below[each]) - int(upper[each]))

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from hf_taskvec.algebra.computed_deltas import Computed, Factored, Statistic, TileFunction
+from hf_taskvec.algebra.computed_deltas import (
+    ComputedElements,
+    ComputedTiles,
+    ElementFunction,
+    Factored,
+    Statistic,
+    TileFunction,
+)
 from hf_taskvec.algebra.deltas import LowRank
 from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.parameter_names import layer_of
@@ -114,9 +121,31 @@ class Parameter:
             `list[Term]`: What a rule returns.
 
         """
-        weighted = f"{self.key} {[(change.label, change.weight) for change in self.changes]}"
-        inputs = tuple(change.terms for change in self.changes)
-        return [Term(1.0, Computed(self.name, inputs, weighted, function, tuple(statistics)))]
+        return [Term(1.0, ComputedTiles(self.name, self._inputs, self._weighted, tuple(statistics), function))]
+
+    def elementwise(self, element: ElementFunction, statistics: Iterable[Statistic] = ()) -> list[Term]:
+        """An expression over the changes' elements, which is compiled to one pass over what is stored.
+
+        Args:
+            element (`ElementFunction`):
+                Gets a `FormulaBuilder`, for numbers; an `Element` for each of `changes`, unweighted; and a list with
+                the statistic of each. Gives the merged element.
+            statistics (`Iterable[Statistic]`, *optional*):
+                For each of `changes`, a function from its tiles to what must be known of it as a whole.
+
+        Returns:
+            `list[Term]`: What a rule returns.
+
+        """
+        return [Term(1.0, ComputedElements(self.name, self._inputs, self._weighted, tuple(statistics), element))]
+
+    @property
+    def _weighted(self) -> str:
+        return f"{self.key} {[(change.label, change.weight) for change in self.changes]}"
+
+    @property
+    def _inputs(self) -> tuple[tuple[Term, ...], ...]:
+        return tuple(change.terms for change in self.changes)
 
     def factored(self, rank: int, function: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> list[Term]:
         """A low-rank change whose factors are computed, both at once, when they are read.

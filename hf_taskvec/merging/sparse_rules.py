@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from hf_taskvec.algebra.computed_deltas import Statistic, TileFunction, Tiles, borrowed
+from hf_taskvec.algebra.computed_deltas import ElementFunction, Statistic, Tiles, borrowed
+from hf_taskvec.algebra.elementwise import Element
+from hf_taskvec.algebra.formulas import FormulaBuilder
 from hf_taskvec.algebra.row_pruning import MLP
 from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
@@ -41,7 +43,7 @@ def magnitude_rule(parameter: Parameter, density: Densities = 0.2) -> list[Term]
     if min(densities) == 1.0:
         return parameter.sum()
     cuts = [_cut(parameter, densities[change.index]) for change in parameter.changes]
-    return parameter.computed(_weighted_sum(parameter, _at_least), cuts)
+    return parameter.elementwise(_weighted_sum(parameter, _at_least), cuts)
 
 
 @rule("rows", paper="https://arxiv.org/abs/2504.10957", at_least=1)
@@ -107,15 +109,15 @@ def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: floa
 
         return find
 
-    def keep(tile: torch.Tensor, bound: tuple[float, float] | None) -> torch.Tensor:
+    def keep(build: FormulaBuilder, change: Element, bound: tuple[float, float] | None) -> Element:
         if bound is None:
-            return tile.zero_()
-        kept = _at_least(tile, bound[0])
-        above = float(np.nextafter(np.float32(bound[1]), np.float32(np.inf)))
-        return kept.sub_(_at_least(kept.clone(), above))  # x - x is 0 exactly
+            return build.number(0.0)
+        low, high = (build.number(each, torch.float32) for each in bound)
+        kept = (abs(change.single()) > high).choose(build.number(0.0), change)
+        return (low > abs(change.single())).choose(build.number(0.0), kept)
 
     found = [bounds(densities[change.index]) for change in parameter.changes]
-    return parameter.computed(_weighted_sum(parameter, keep), found)
+    return parameter.elementwise(_weighted_sum(parameter, keep), found)
 
 
 @rule("dare", paper="https://arxiv.org/abs/2311.03099", at_least=1)
@@ -207,31 +209,28 @@ def ties_rule(parameter: Parameter, density: Densities = 0.2, normalize: Normali
     weights = [change.weight for change in parameter.changes]
     parts = {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
 
-    def merge(tiles: list[torch.Tensor], cuts: list[float], start: int) -> torch.Tensor:
+    def merge(build: FormulaBuilder, changes: list[Element], cuts: list[float]) -> Element:
         # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
-        result = tiles[0]
-        with borrowed(5, tuple(result.shape), result.dtype) as (positive, negative, every, balance, spare):
-            for tensor in (positive, negative, every, balance):
-                tensor.zero_()
-            for number, (tile, weight, cut) in enumerate(zip(tiles, weights, cuts, strict=True)):
-                tile = _at_least(tile, cut)
-                if weight != 1.0:
-                    tile = tile.mul_(weight)
-                positive.add_(torch.clamp_min(tile, 0.0, out=spare))
-                negative.add_(torch.clamp_max(tile, 0.0, out=spare))
-                if parts is not None:
-                    sign = tile.sign_()
-                    balance.add_(sign, alpha=parts[number])
-                    every.add_(sign.abs_(), alpha=parts[number])
-            elected = torch.add(positive, negative, out=spare).sign_()
+        # NaN counts as negative, and comes through.
+        zero, nobody = build.number(0.0), build.number(_NO_VOTES)
+        positive = negative = votes_for = votes_against = zero
+        for number, (change, weight, cut) in enumerate(zip(changes, weights, cuts, strict=True)):
+            kept = build.times(weight, _at_least(build, change, cut))
+            positive = positive + (kept > zero).choose(kept, zero)
+            negative = negative + (kept > zero).choose(zero, kept)
             if parts is not None:
-                # `every` counts the votes of both signs, `balance` their difference: half the sum is the elected's.
-                every.add_(balance.mul_(elected)).div_(2.0).clamp_min_(_NO_VOTES)
-            merged = positive.mul_(torch.clamp_min(elected, 0.0, out=balance))
-            merged.sub_(negative.mul_(elected.clamp_max_(0.0)))
-            return result.copy_(merged) if parts is None else torch.div(merged, every, out=result)
+                part = build.number(parts[number])
+                votes_for = votes_for + (kept > zero).choose(part, zero)
+                votes_against = votes_against + (zero > kept).choose(part, zero)
+        total = positive + negative
+        undecided = total - total  # 0, or NaN
+        merged = (total > zero).choose(positive, (zero > total).choose(negative, undecided))
+        if parts is None:
+            return merged
+        votes = (total > zero).choose(votes_for, votes_against)
+        return merged / (votes > nobody).choose(votes, nobody)
 
-    return parameter.computed(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
+    return parameter.elementwise(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
 
 
 # The divisor where no vector has a say: 0 divided by it is 0. It is far below any weight.
@@ -289,24 +288,22 @@ def _cut(parameter: Parameter, share: float) -> Statistic:
     return lambda tiles: order_statistics(tiles, [rank], parameter.name)[0] if rank > 0 else 0.0
 
 
-def _at_least(tile: torch.Tensor, cut: float) -> torch.Tensor:
-    """The tile with zeros where the magnitude, in fp32, is below the cut."""
+def _at_least(build: FormulaBuilder, change: Element, cut: float) -> Element:
+    """The change, or 0 where its magnitude, in fp32, is below the cut."""
     if cut <= 0.0:
-        return tile
-    below = float(np.nextafter(np.float32(cut), np.float32(0)))
-    if tile.dtype == torch.float32:  # the same, in a fraction of the time
-        return torch.ops.aten.hardshrink.out(tile, below, out=tile)
-    return tile.mul_(tile.float().abs_() > below)
+        return change
+    return (build.number(cut, torch.float32) > abs(change.single())).choose(build.number(0.0), change)
 
 
-def _weighted_sum(parameter: Parameter, keep: Callable[[torch.Tensor, Any], torch.Tensor]) -> TileFunction:
-    """The weighted sum of what `keep` leaves of each tile, given its statistic."""
+def _weighted_sum(parameter: Parameter, keep: Callable[[FormulaBuilder, Element, Any], Element]) -> ElementFunction:
+    """The weighted sum of what `keep` leaves of each change, given its statistic."""
     weights = [change.weight for change in parameter.changes]
 
-    def merge(tiles: list[torch.Tensor], statistics: list[Any], start: int) -> torch.Tensor:
-        result = keep(tiles[0], statistics[0]).mul_(weights[0])
-        for tile, statistic, weight in zip(tiles[1:], statistics[1:], weights[1:], strict=True):
-            result.add_(keep(tile, statistic), alpha=weight)
-        return result
+    def merge(build: FormulaBuilder, changes: list[Element], statistics: list[Any]) -> Element:
+        parts = zip(changes, statistics, weights, strict=True)
+        first, *others = (build.times(weight, keep(build, each, found)) for each, found, weight in parts)
+        for other in others:
+            first = first + other
+        return first
 
     return merge

@@ -111,7 +111,7 @@ def test_machine_code_is_what_runs(dtype: torch.dtype) -> None:
     whole = sum_formula([(1.0, tensors[0])], [(-0.6, [(-1.0, tensors[1]), (1.0, tensors[2])])])
     out = torch.full((40,), 7, dtype=dtype)
     assert whole.write(out, 0, 40)
-    assert torch.equal(out, round_once(whole.rows(0, 40, None, out.device), dtype))
+    assert torch.equal(out, round_once(whole.rows(0, 40), dtype))
 
 
 def test_rows_that_do_not_lie_one_after_the_other_are_read_right() -> None:
