@@ -191,7 +191,7 @@ def report(folder: Path, layers: int, disk: Path | None = None) -> None:
     row(
         f"cosine matrix of {COUNT} dense vectors",
         dense,
-        f"{ratio:.1f}× the norm of one; `cat` of the {COUNT + 1} files: {reading:.1f} s",
+        f"{ratio:.1f}× the norm of one; {dense['seconds'] / reading:.2f}× of `cat` of the {COUNT + 1} files (time)",
     )
     row(f"cosine matrix of {COUNT} rank-32 vectors", run("factor_cosines", folder, 2), "")
     for what, job, once in (("the model", "model_ranks", of_model), ("a dense vector", "vector_ranks", one)):

@@ -6,7 +6,7 @@
 A random model of Phi-1.5's shape in bf16, with its files in memory. Every job runs in a process of its own, which also
 watches its own anonymous memory. Times are those of the job alone, without imports, on both sides. Before each job
 memory is taken and given back, because a virtual machine may hand free memory to its host, and getting it again takes
-longer than any job here. That flatters whoever needs much memory; so the dense rows are also measured without it.
+longer than any job here. That flatters whoever needs much memory.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 CONFIG = {
@@ -39,7 +40,6 @@ CONFIG = {
 TARGETS = ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]
 RANK = 32
 WARM, WARM_FOR_PEERS = 7 << 29, 8 << 30  # bytes of memory to have at hand: what a job writes and holds
-AS_IT_COMES = "HF_TASKVEC_BENCHMARK_MEMORY_AS_IT_COMES"  # set for jobs before which no memory is taken
 
 
 # The inputs.
@@ -54,6 +54,7 @@ def make_inputs(folder: Path, layers: int) -> None:
     shapes = layout_of_config(config).shapes
     make_model(folder / "base", config, shapes, seed=0)
     make_model(folder / "tuned", config, shapes, seed=1, base=folder / "base")
+    make_model(folder / "other", config, shapes, seed=2, base=folder / "base")
     for number in (1, 2):
         make_adapter(folder / f"adapter{number}", folder / "base", shapes, seed=10 + number)
     torch.manual_seed(0)
@@ -129,8 +130,6 @@ class Watch:
 
 
 def warm_memory(size: int = WARM) -> None:
-    if AS_IT_COMES in os.environ:
-        return
     with mmap.mmap(-1, size) as memory:
         for page in range(0, size, mmap.PAGESIZE):
             memory[page] = 1
@@ -141,13 +140,20 @@ def anonymous() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def job_dense(base: str, tuned: str, out: str, scale: str) -> None:
+def job_dense(base: str, tuned: str, target: str, out: str, scale: str) -> None:
     import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector
 
     warm_up(base)
     with Watch():
-        TaskVector.from_finetuned(base, tuned).apply(base, out, scale=float(scale))
+        TaskVector.from_finetuned(base, tuned).apply(target, out, scale=float(scale))
+
+
+def job_mixed(base: str, tuned: str, other: str, out: str) -> None:
+    from hf_taskvec import TaskVector
+
+    one, two = TaskVector.from_finetuned(base, tuned, name="one"), TaskVector.from_finetuned(base, other, name="two")
+    (-0.7 * one + 0.2 * two).apply(other, out)
 
 
 def job_many(base: str, count: str, out: str, *tuned: str) -> None:
@@ -191,9 +197,11 @@ def job_expression(base: str, tuned: str) -> None:
 
 
 def job_live(base: str, tuned: str) -> None:
+    import torch
     from transformers import AutoModelForCausalLM
 
     from hf_taskvec import TaskVector
+    from hf_taskvec.models.checkpoint import open_checkpoint
 
     vector = TaskVector.from_finetuned(base, tuned)
     AutoModelForCausalLM.from_pretrained(base)
@@ -206,6 +214,12 @@ def job_live(base: str, tuned: str) -> None:
         edit.set_scale(-0.4)
     with Watch():
         edit.set_scale(-1.0)
+    edit.restore()
+    weights = dict(model.named_parameters())
+    pairs = [(open_checkpoint(each).tensors) for each in (base, tuned)]
+    with Watch(), torch.no_grad():  # one pass: what the edit reads is read, and what it writes is written
+        for name, weight in weights.items():
+            torch.add(pairs[0][name].read(), pairs[1][name].read(), out=weight)
 
 
 def job_peft_merge(base: str, adapter: str, out: str) -> None:
@@ -265,12 +279,17 @@ def command(arguments: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def mergekit(python: str, folder: Path, model: str, scale: float) -> dict[str, float]:
+def mergekit_config(folder: Path, model: str, scale: float) -> Path:
     config = folder / "merge.yml"
     config.write_text(
         f"merge_method: task_arithmetic\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n"
         f"  - model: {model}\n    parameters:\n      weight: {scale}\nparameters:\n  normalize: false\n"
     )
+    return config
+
+
+def mergekit(python: str, folder: Path, model: str, scale: float) -> dict[str, float]:
+    config = mergekit_config(folder, model, scale)
     return mergekit_yaml(python, config, folder / "merged", "--lora-merge-cache", folder / "cache")
 
 
@@ -278,8 +297,8 @@ def mergekit_yaml(python: str, config: Path, out: Path, *flags: object) -> dict[
     return run("mergekit", config, out, "--allow-crimes", "--no-copy-tokenizer", *flags, python=python)[0]
 
 
-def misrounded(folder: Path, out: Path, scale: float) -> tuple[int, int]:
-    """How many elements differ from fp64 rounded once, and how many there are."""
+def misrounded(out: Path, target: Path, base: Path, changes: dict[Path, float]) -> tuple[int, int]:
+    """How many elements differ from `sum(λ (tuned - base)) + target`, rounded once, and how many there are."""
     import torch
     from safetensors import safe_open
 
@@ -287,15 +306,16 @@ def misrounded(folder: Path, out: Path, scale: float) -> tuple[int, int]:
         files = [safe_open(path, "pt") for path in sorted(where.glob("*.safetensors"))]
         return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
-    base, tuned, result = open_all(folder / "base"), open_all(folder / "tuned"), open_all(out)
+    written, onto, before = (open_all(each) for each in (out, target, base))
+    tuned = [open_all(each) for each in changes]
     wrong = total = 0
-    for name in base:
-        rows = zip(*(f[name].get_tensor(name).flatten().split(1 << 22) for f in (base, tuned, result)), strict=True)
-        for b, t, r in rows:
-            exact = b.double() + scale * (t.double() - b.double())
-            bits = exact.view(torch.int64)
+    for name in onto:
+        tensors = (file[name].get_tensor(name).flatten().split(1 << 22) for file in (written, onto, before, *tuned))
+        for found, start, b, *others in zip(*tensors, strict=True):
+            parts = [scale * (t.double() - b.double()) for t, scale in zip(others, changes.values(), strict=True)]
+            bits = (sum(parts[1:], parts[0]) + start.double()).view(torch.int64)
             nearest = ((bits + ((1 << 44) - 1) + ((bits >> 45) & 1)) >> 45 << 45).view(torch.float64).bfloat16()
-            wrong += int((nearest.view(torch.int16) != r.view(torch.int16)).sum())
+            wrong += int((nearest.view(torch.int16) != found.view(torch.int16)).sum())
             total += b.numel()
     return wrong, total
 
@@ -334,11 +354,10 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
     print(f"\nA model of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB; files in memory.\n")
     print("| what | ours | the other side | ratio | ours: peak anonymous memory |\n|---|---|---|---|---|")
 
-    for as_it_comes in (True, False):
-        notes = dense_rows(folder, mergekit_python, as_it_comes)
-
-    adapter = run("adapter", base, folder / "adapter1", out)[0]
-    clear(out)
+    notes = dense_rows(folder, mergekit_python)
+    copying = min(command(["cp", "-r", str(base), str(folder / "copy")]) for _ in fresh(folder / "copy"))
+    adapter = quickest(run("adapter", base, folder / "adapter1", out)[0] for _ in fresh(out))
+    row("rank-32 adapter, negated, into a checkpoint, against copying the checkpoint", adapter, copying, slower=True)
     row(
         "rank-32 adapter, negated, into a checkpoint, against PEFT",
         adapter,
@@ -360,61 +379,103 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
         svd["seconds"] * layers / few,
     )
 
-    reload, scaled, whole = run("live", base, tuned)
+    lives = [run("live", base, tuned) for _ in range(2)]
+    reload, scaled, whole, one_pass = (quickest(each) for each in zip(*lives, strict=True))
+    row("next λ (−0.4) on a live edit, against one pass over the weights", scaled, one_pass, slower=True)
+    row("next λ (−1) on a live edit, against one pass over the weights", whole, one_pass, slower=True)
     row("next λ (−0.4) on a live edit, against loading the model again", scaled, reload)
-    row("next λ (−1) on a live edit, against loading the model again", whole, reload)
     built = run("expression", base, tuned)[0]["seconds"]
     notes.append(f"An expression over ten vectors of this size is built in {built * 1000:.0f} ms; no tensor is read.")
-    clear(base, tuned)
+    clear(base, tuned, folder / "other")
     print("\n" + "\n".join(notes))
     many(folder, max(1, layers // 6))
 
 
-def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> list[str]:
-    """The rows about two checkpoints, and a note on rounding.
+def dense_rows(folder: Path, mergekit_python: str | None) -> list[str]:
+    """The rows about whole checkpoints, and a note on rounding.
 
-    Both sides are taken in turns, and the best of each counts: the machine may be doing other things. What one wrote is
+    All sides are taken in turns, and the best of each counts: the machine may be doing other things. What one wrote is
     removed before the next begins, so that all find the same memory free.
     """
-    base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
-    os.environ.pop(AS_IT_COMES, None)
-    if as_it_comes:
-        os.environ[AS_IT_COMES] = "1"
-    ours, copies, theirs = [], [], []
-    reading = f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
-    for _ in range(3):
-        ours.append(run("dense", base, tuned, out, -1.0)[0])
-        clear(out)
-        copies.append(command(["sh", "-c", reading]))
-        clear(folder / "copy")
-        if mergekit_python:
-            theirs.append(mergekit(mergekit_python, folder, str(tuned), -1.0))
-            clear(merged)
-    dense = min(ours, key=lambda each: each["seconds"])
-    memory = "memory as it comes" if as_it_comes else "memory taken beforehand"
-    row(
-        f"dense `base − τ`, against reading both and writing one (`cat`, `cp`); {memory}",
-        dense,
-        min(copies),
-        slower=True,
-    )
+    base, tuned, other, out, merged = (folder / name for name in ("base", "tuned", "other", "out", "merged"))
+    files = {name: f"{folder / name}/*.safetensors" for name in ("base", "tuned", "other")}
+    three = f"cat {files['base']} {files['tuned']} > /dev/null; cp -r {other} {folder}/copy"
+    two = f"cat {files['tuned']} > /dev/null; cp -r {base} {folder}/copy"
+    ways = {"θ + λτ on the vector's own base": (base, two), "θ' + λτ on another base": (other, three)}
+    theirs: dict[float, list[dict[str, float]]] = {-0.6: [], -1.0: []}
+    best: dict[float, dict[str, float]] = {}
+    for what, (target, copying) in ways.items():
+        copies: list[float] = []
+        ours: dict[float, list[dict[str, float]]] = {-0.6: [], -1.0: []}
+        for _ in range(3):
+            for scale, found in ours.items():
+                found.append(run("dense", base, tuned, target, out, scale)[0])
+                clear(out)
+                if mergekit_python and target == base and len(theirs[scale]) < 2:
+                    theirs[scale].append(mergekit(mergekit_python, folder, str(tuned), scale))
+                    clear(merged)
+            copies.append(command(["sh", "-c", copying]))
+            clear(folder / "copy")
+        for scale, found in ours.items():
+            name = f"{what}, λ = {scale:g}".replace("-", "−")
+            row(f"{name}, against reading the inputs and writing one (`cat`, `cp`)", quickest(found), min(copies), True)
+            if target == base:
+                best[scale] = quickest(found)
+    for scale, found in theirs.items():
+        if found:
+            row(
+                f"own base, λ = {scale:g}, against mergekit `task_arithmetic`".replace("-", "−"),
+                best[scale],
+                quickest(found),
+            )
     if mergekit_python:
-        best = min(theirs, key=lambda each: each["seconds"])
-        row(f"dense `base − τ`, against mergekit `task_arithmetic`; {memory}", dense, best)
-    if as_it_comes:
-        return []
+        for scale in theirs:
+            whole_processes(folder, mergekit_python, scale)
+    return [rounding_note(folder, mergekit_python)]
+
+
+def whole_processes(folder: Path, mergekit_python: str, scale: float) -> None:
+    """The same work as a user starts it, imports and all."""
+    base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
+    code = "import sys; from hf_taskvec import TaskVector; b, t, o, s = sys.argv[1:]; "
+    code += "TaskVector.from_finetuned(b, t).apply(b, o, scale=float(s))"
+    arguments = [sys.executable, "-c", code, *map(str, (base, tuned, out, scale))]
+    ours = {"seconds": min(command(arguments) for _ in fresh(out)), "memory": float("nan")}
+    config = mergekit_config(folder, str(tuned), scale)
+    tool = [str(Path(mergekit_python).with_name("mergekit-yaml")), str(config), str(merged)]
+    theirs = min(command([*tool, "--allow-crimes", "--no-copy-tokenizer"]) for _ in fresh(merged, times=2))
+    row(f"own base, λ = {scale:g}, whole processes, against `mergekit-yaml`".replace("-0", "−0"), ours, theirs)
+
+
+def rounding_note(folder: Path, mergekit_python: str | None) -> str:
+    base, tuned, other, out, merged = (folder / name for name in ("base", "tuned", "other", "out", "merged"))
     counts: dict[str, list[str]] = {"ours": [], "mergekit": []}
     for scale in (-1.0, -0.6):
-        run("dense", base, tuned, out, scale)
-        wrong, total = misrounded(folder, out, scale)
+        run("dense", base, tuned, base, out, scale)
+        wrong, total = misrounded(out, base, base, {tuned: scale})
         counts["ours"].append(f"{wrong:,}")
         clear(out)
         if mergekit_python:
             mergekit(mergekit_python, folder, str(tuned), scale)
-            counts["mergekit"].append(f"{misrounded(folder, merged, scale)[0]:,}")
+            counts["mergekit"].append(f"{misrounded(merged, base, base, {tuned: scale})[0]:,}")
             clear(merged)
-    found = "; ".join(f"{side} {' and '.join(each)}" for side, each in counts.items() if each)
-    return [f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1 and −0.6: {found}."]
+    run("mixed", base, tuned, other, out)
+    counts["ours"].append(f"{misrounded(out, other, base, {tuned: -0.7, other: 0.2})[0]:,}")
+    clear(out)
+    found = "; ".join(f"{side} {', '.join(each)}" for side, each in counts.items() if each)
+    return f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1, −0.6, and −0.7 τ + 0.2 τ': {found}."
+
+
+def quickest(found: Iterable[dict[str, float]]) -> dict[str, float]:
+    return min(found, key=lambda each: each["seconds"])
+
+
+def fresh(*folders: Path, times: int = 3) -> Iterator[int]:
+    """A few times, each without what the last one wrote."""
+    for number in range(times):
+        clear(*folders)
+        yield number
+    clear(*folders)
 
 
 def many(folder: Path, layers: int) -> None:
