@@ -50,3 +50,6 @@ AUDIT_PLOTS = ("audit-attacks", "audit-relearning", "audit-inside")
 #: the report of a named benchmark
 BENCHMARK_JSON = "benchmark.json"
 BENCHMARK_MARKDOWN = "benchmark.md"
+
+#: where layouts are kept, below the folder that huggingface_hub has for what libraries make of downloads
+LAYOUT_CACHE = ("hf_taskvec", "layouts")

@@ -29,6 +29,8 @@ _HUB = HubServer().start()
 os.environ.update(_HUB.environment())
 # In each worker, and in the processes that tests launch: the bits of a matrix product hang on the number of threads.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+# What processes keep for later ones is in the server's folder, whatever the developer's shell has switched off.
+os.environ.update(HF_TASKVEC_DISABLE_CACHE="0")
 
 
 # The same examples in every run: a failure that a developer sees is the one that CI sees.

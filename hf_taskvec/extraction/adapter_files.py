@@ -268,11 +268,8 @@ def check_config(adapter: Adapter) -> None:
             raise _senseless(adapter, key, config[key])
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
         raise _senseless(adapter, "bias", config["bias"])
-    from peft import LoraConfig
-
-    defaults = vars(LoraConfig())
     for key, value in config.items():
-        if key not in _UNDERSTOOD and value and value != defaults.get(key):
+        if key not in _UNDERSTOOD and value and not _is_default(key, value):
             uses = f"{adapter.name} uses LoRA with {key}={value!r}, which"
             if key in _NO_CHANGE:
                 raise UnsupportedError(f"{uses} {_NO_CHANGE[key]}.")
@@ -294,6 +291,13 @@ def check_config(adapter: Adapter) -> None:
         except re.error as error:
             raise _senseless(adapter, f"a pattern ({error})", pattern) from None
     _check_start(adapter)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether an option that is not known here is as PEFT sets it where nobody asks for it."""
+    from peft import LoraConfig
+
+    return bool(value == vars(LoraConfig()).get(key))
 
 
 def _check_start(adapter: Adapter) -> None:

@@ -1,6 +1,7 @@
 """A LoRA adapter -> task vector, its factors kept as factors: the change that each variant of LoRA stands for."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -288,11 +289,12 @@ def _scaling(adapter: Adapter, module: str, rank: int) -> float:
     """What the product of a layer's factors is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
     if adapter.scalings is not None:
         return adapter.scalings[module]
-    from peft.utils.other import get_pattern_key
 
     def stated(patterns: Mapping[str, Any] | None, default: Any) -> Any:
+        """The first value whose pattern is the end of the module's path, as in PEFT's `get_pattern_key`."""
         given = patterns or {}
-        return given.get(get_pattern_key(list(given), module), default)
+        fitting = (value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", module))
+        return next(fitting, given.get(module, default))
 
     alpha = stated(adapter.config.get("alpha_pattern"), adapter.config.get("lora_alpha", 8))
     expected = stated(adapter.config.get("rank_pattern"), adapter.config.get("r", 8))

@@ -71,8 +71,6 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _code(folder: Path) -> Iterator[Path]:
     """The Python files that the configs name, and those that they import from the folder."""
-    from transformers.dynamic_module_utils import get_relative_imports
-
     left = [folder / file for file in _modules_named(folder)]
     if (folder / _CUSTOM_GENERATE).is_file():
         left.append(folder / _CUSTOM_GENERATE)
@@ -83,6 +81,8 @@ def _code(folder: Path) -> Iterator[Path]:
             continue
         seen.add(path)
         yield path
+        from transformers.dynamic_module_utils import get_relative_imports  # not for a model without code
+
         try:
             imported = get_relative_imports(path)
         except UnicodeDecodeError:

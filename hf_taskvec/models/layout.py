@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -20,10 +20,13 @@ import torch
 
 from hf_taskvec.algebra import parameter_names
 from hf_taskvec.errors import MismatchError, UnsupportedError, some
+from hf_taskvec.models import layout_cache
 from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 
 # Causal masks and rotary tables that older checkpoints carry as if they were weights.
 _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)$|rotary_emb\.\w*inv_freq$")
+# What a config tells of its file and of how the weights are stored, which changes no name and no shape.
+_NOT_OF_THE_CLASS = {"_name_or_path", "quantization_config", "transformers_version"}
 _PEFT_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
 _PEFT_OWN = re.compile(r"\.(lora_\w+|modules_to_save|trainable_tokens_\w+)(\.|$)")
 
@@ -67,6 +70,21 @@ class Layout:
     ignored: tuple[str, ...] = ()
     #: what the body's parameters start with in the live model, e.g. `transformer.`
     prefix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same in plain values; see `from_json`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Layout":
+        """A layout from what `to_json` gave, after JSON made lists of its tuples."""
+        blank, found = cls(), dict(values)
+        for name in ("shapes", "constants"):
+            found[name] = {parameter: tuple(shape) for parameter, shape in values[name].items()}
+        for kind in (frozenset, tuple):
+            found |= {name: kind(value) for name, value in values.items() if isinstance(getattr(blank, name), kind)}
+        return cls(**found)
 
     def canonical(self, name: str) -> str:
         """The canonical name of a live parameter's name."""
@@ -230,7 +248,8 @@ def layout_of_config(config: Mapping[str, Any] | None, stored: Mapping[str, Sequ
     """
     if not config or "model_type" not in config:
         return Layout()
-    return _layout_of_json(json.dumps(config, sort_keys=True, default=str), most_parameters(config, stored))
+    of_the_class = {name: value for name, value in config.items() if name not in _NOT_OF_THE_CLASS}
+    return _layout_of_json(json.dumps(of_the_class, sort_keys=True, default=str), most_parameters(config, stored))
 
 
 def layout_of_model(model: Any) -> Layout:
@@ -244,11 +263,22 @@ def layout_of_model(model: Any) -> Layout:
 
 @lru_cache(maxsize=32)
 def _layout_of_json(text: str, most: int) -> Layout:
+    config = json.loads(text)
+    entry = layout_cache.entry_path(config, most) if layout_cache.may_be_kept(config) else None
+    if entry is not None and (kept := layout_cache.read_entry(entry)) is not None:
+        return Layout.from_json(kept)
+    found = _built_layout(config, most)
+    # Not if transformers was replaced while it was imported: the entry would tell of another one.
+    if entry is not None and found.architecture and entry == layout_cache.entry_path(config, most):
+        layout_cache.write_entry(entry, found.to_json())
+    return found
+
+
+def _built_layout(config: Mapping[str, Any], most: int) -> Layout:
+    """The layout that transformers itself tells, by the model that it builds of a config."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    data = json.loads(text)
-    data.pop("quantization_config", None)
-    kind = data["model_type"]
+    kind = config["model_type"]
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # an architecture that this transformers does not know
         return Layout()
     if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -256,7 +286,7 @@ def _layout_of_json(text: str, most: int) -> Layout:
             f"{kind} is not a causal language model that transformers knows. Give a model that "
             "AutoModelForCausalLM.from_pretrained() loads."
         )
-    return _layout_of(build_meta_model(data, most))
+    return _layout_of(build_meta_model(config, most))
 
 
 def _layout_of(model: Any) -> Layout:

@@ -1,5 +1,6 @@
 """The application: its commands and their files, their help, and what happens to errors."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import COMMANDS, Run
 from support.edited_model import Edited
+from support.tiny_models import TinyModels
 
 import hf_taskvec.cli
 from hf_taskvec import TaskVector
@@ -40,6 +42,32 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_folders_that_were_seen_before_need_torch_alone(models: TinyModels, tmp_path: Path) -> None:
+    """What the first process learned of a config, later ones need no other library for."""
+    pair = models.pair("llama")
+    base, tuned = str(pair.base), str(pair.tuned)
+    commands = [
+        ["extract", base, tuned, "-o", "first"],
+        ["extract", base, tuned, "-o", "vector"],
+        ["show", "vector", "--json"],
+        ["combine", "-0.5*v", "v=vector", "-o", "combined"],
+        ["apply", "vector", base, "-o", "model"],
+    ]
+    heavy = "{'transformers', 'peft', 'accelerate', 'datasets', 'matplotlib', 'scipy', 'sympy', 'torch._dynamo'}"
+    found = []
+    for arguments in commands:
+        code = (
+            f"import sys\nfrom hf_taskvec.cli import main\ntry:\n    main({arguments!r})\n"
+            f"except SystemExit as done:\n    print([done.code, *{heavy} & {{*sys.modules}}])"
+        )
+        environment = {**os.environ, "HF_ASSETS_CACHE": str(tmp_path / "assets")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        found.append(done.stdout.splitlines()[-1])
+    assert "transformers" in found[0] and found[1:] == ["[0]"] * 4
 
 
 # Help

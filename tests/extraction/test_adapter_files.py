@@ -1,5 +1,7 @@
 """What is read of a live model's adapters, and what is refused before its tensors are looked at."""
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from support.tiny_adapters import adapter
 from support.tiny_models import TinyModels
 
 from hf_taskvec import TaskVector, TaskVectorError
+from hf_taskvec.extraction.adapter_files import Adapter, check_config
 
 warnings.filterwarnings("ignore", module="peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -100,3 +103,35 @@ def test_starts_from_a_changed_base_have_a_way_out(start: str, models: TinyModel
     way_out = "from_finetuned" if start == "loftq" else "path_initial_model_for_weight_conversion"
     with pytest.raises(TaskVectorError, match=rf"init_lora_weights='{start}', which changes the base.*{way_out}"):
         made.vector()
+
+
+def test_an_adapter_is_read_without_peft_and_transformers(models: TinyModels, tmp_path: Path) -> None:
+    made = adapter(
+        *(models.pair("phi").base, tmp_path / "adapter"),
+        target_modules=["q_proj", "fc1"],
+        rank_pattern={"fc1": 2},
+        alpha_pattern={r"0\..*q_proj": 3},
+        use_rslora=True,
+    )
+    (made.folder / "adapter_config.json").write_text(
+        (made.folder / "adapter_config.json").read_text().replace(str(models.pair("phi").base), "./nowhere")
+    )
+    expected = TaskVector.from_adapter(made.folder)
+    read = f"TaskVector.from_adapter({str(made.folder)!r}).fingerprint"
+    heavy = "{'peft', 'transformers'} & {*sys.modules}"
+    code = f"import sys; from hf_taskvec import TaskVector; print({read}, {heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{expected.fingerprint} set()\n", done.stderr
+
+
+def test_what_peft_sets_by_itself_takes_no_peft_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**vars(LoraConfig()), "peft_type": "LORA"}
+    monkeypatch.setitem(sys.modules, "peft", None)  # importing it fails
+    check_config(Adapter("plain", config, {}))
+
+
+def test_an_option_of_a_later_peft_is_as_that_peft_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoraConfig, "__post_init__", lambda self: setattr(self, "later_option", "usual"))
+    check_config(Adapter("new", {"peft_type": "LORA", "later_option": "usual"}, {}))
+    with pytest.raises(TaskVectorError, match=r"new uses LoRA with later_option='other'.*from_finetuned"):
+        check_config(Adapter("new", {"peft_type": "LORA", "later_option": "other"}, {}))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,19 @@ from support.tiny_books import make_tokenizer
 from support.tiny_models import make, save_pair, tuned_copy
 
 from hf_taskvec import TaskVector
+from hf_taskvec.errors import CorruptFileError
 from hf_taskvec.filenames import CARD_DIGEST, MODEL_RECORD, TRAINING_RECORD
 from hf_taskvec.files.foreign_files import check_nothing_foreign, write_card_file
+from hf_taskvec.json_files import json_digest
 from hf_taskvec.models.card_metadata import stated
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.companions import companions
+from hf_taskvec.models.layout import Layout, layout_of_model
+from hf_taskvec.models.layout_cache import read_entry, write_entry
 from hf_taskvec.models.lineage import stated_origin
 from hf_taskvec.models.tokenizer_digest import vocabulary_digest
 from hf_taskvec.training.trained_model import open_base
+from hf_taskvec.typed_values import typed
 
 
 def _small(kind: str = "llama") -> Any:
@@ -257,7 +264,74 @@ _DIGEST = "hf_taskvec.models.tokenizer_digest"
 _CHECKPOINT = "hf_taskvec.models.checkpoint:open_checkpoint"
 _FILE = "hf_taskvec.models.tensor_files:TensorFile.__init__"
 
+
+@dataclass(frozen=True)
+class _KeptLayout:
+    """The types of a layout that is kept."""
+
+    architecture: str
+    body: str | None
+    shapes: dict[str, tuple[int, ...]]
+    constants: dict[str, tuple[int, ...]]
+    tied: dict[str, str]
+    optional: tuple[str, ...]
+    head: tuple[str, ...]
+    conv1d: tuple[str, ...]
+    embeddings: tuple[str, ...]
+    offset: tuple[str, ...]
+    vocabulary: tuple[str, ...]
+    renamed: dict[str, str]
+    restructured: tuple[str, ...]
+    restructured_stored: tuple[str, ...]
+    ignored: tuple[str, ...]
+    prefix: str
+
+
+def make_kept(folder: Path) -> None:
+    write_entry(folder / "entry.json", layout_of_model(_small("gpt2")).to_json())
+
+
+def read_kept(folder: Path) -> Any:
+    (folder / "entry.json").chmod(0o600)  # as it is written
+    found = read_entry(folder / "entry.json")
+    if found is None:
+        raise CorruptFileError("it is found out anew")
+    return Layout.from_json(found).to_json()
+
+
+def seal_kept(document: Any) -> Any:
+    """The checksum of what the entry says now."""
+    if isinstance(document, dict) and "layout" in document:
+        with suppress(ValueError, TypeError, RecursionError):
+            return {**document, "key": "entry", "digest": json_digest(document["layout"])}
+    return document
+
+
+def expected_kept(document: Any, folder: Path) -> Any:
+    """What it says, of the types of a layout, if its checksum is right."""
+    entry = _reread(_loaded(document) if isinstance(document, bytes) else document)
+    layout = entry.get("layout") if isinstance(entry, dict) else None
+    if layout is None or (entry.get("key"), entry.get("digest")) != ("entry", json_digest(layout)):
+        raise MeaninglessError("another entry")
+    try:
+        said = vars(typed(_KeptLayout, layout))
+    except CorruptFileError as error:
+        raise MeaninglessError(str(error)) from None
+    sets = ("optional", "head", "conv1d", "embeddings", "offset", "vocabulary", "restructured", "restructured_stored")
+    return {**said, **{name: sorted(set(said[name])) for name in sets}}
+
+
 TARGETS = [
+    Target(
+        "kept layout",
+        ("hf_taskvec.models.layout_cache:read_entry", "hf_taskvec.models.layout_cache:_own_text"),
+        "entry.json",
+        Json(),
+        make_kept,
+        read_kept,
+        expected_kept,
+        seal_kept,
+    ),
     Target(
         "model config",
         (_CHECKPOINT,),

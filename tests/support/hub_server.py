@@ -216,6 +216,7 @@ class HubServer:
             "HF_HOME": str(self.home),
             "HF_HUB_CACHE": str(self.home / "hub"),
             "HF_DATASETS_CACHE": str(self.home / "datasets"),
+            "HF_ASSETS_CACHE": str(self.home / "assets"),
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
