@@ -317,7 +317,7 @@ def expected_record(document: Any, folder: Path) -> Any:
         raise MeaninglessError(str(error)[:100]) from None
 
 
-_REPAIR = {"key": "k" * 64, "steps": 4, "tokens": 512, "seconds": 1.5, "epoch_losses": [3.25, 2.375]}
+_REPAIR = {"key": "k" * 64, "steps": 4, "tokens": 512, "seconds": 1.5, "epoch_losses": [3.25, 2.375], "peak_bytes": 64}
 
 
 def make_repair(folder: Path) -> None:
@@ -337,6 +337,7 @@ def expected_repair(document: Any, folder: Path) -> Any:
             "tokens": _whole(document["tokens"]),
             "seconds": _number(document["seconds"]),
             "epoch_losses": [_number(loss) for loss in _typed(document["epoch_losses"], list)],
+            "peak_bytes": None if (peak := document.get("peak_bytes")) is None else _whole(peak),
             "finished": document.get("key") == "k" * 64,
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
