@@ -209,18 +209,23 @@ def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: to
     magnitude = build.and_(bits, _all(_I32, 0x7FFFFFFF))
     if output == torch.float32:
         return single, magnitude
-    cut = 16 if output == torch.bfloat16 else 13
-    last = build.and_(build.lshr(magnitude, _all(_I32, cut)), _all(_I32, 1))
-    carried = build.add(build.add(magnitude, _all(_I32, (1 << (cut - 1)) - 1)), last)
-    half = build.lshr(carried, _all(_I32, cut))
-    if output == torch.float16:
-        # Below 2**-14 its numbers are the multiples of 2**-24, and so are those of fp32 from a half on.
-        shifted = build.fadd(build.bitcast(magnitude, _vector(_SINGLE)), _all(_SINGLE, 0.5))
-        subnormal = build.sub(build.bitcast(shifted, _vector(_I32)), _all(_I32, 0x3F000000))
-        small = build.icmp_unsigned("<", magnitude, _all(_I32, 113 << 23))
-        half = build.select(small, subnormal, build.sub(half, _all(_I32, 112 << 10)))
+    if output == torch.bfloat16:  # fp32's upper half: the sign stays where it is
+        return build.trunc(_cut_off(build, bits, 16), _vector(_I16)), magnitude
+    # Below 2**-14 its numbers are the multiples of 2**-24, and so are those of fp32 from a half on.
+    shifted = build.fadd(build.bitcast(magnitude, _vector(_SINGLE)), _all(_SINGLE, 0.5))
+    subnormal = build.sub(build.bitcast(shifted, _vector(_I32)), _all(_I32, 0x3F000000))
+    small = build.icmp_unsigned("<", magnitude, _all(_I32, 113 << 23))
+    half = build.select(small, subnormal, build.sub(_cut_off(build, magnitude, 13), _all(_I32, 112 << 10)))
     sign = build.and_(build.lshr(bits, _all(_I32, 16)), _all(_I32, 0x8000))
     return build.trunc(build.or_(half, sign), _vector(_I16)), magnitude
+
+
+def _cut_off(build: ir.IRBuilder, bits: Any, count: int) -> Any:
+    """Bits without the last ones, rounded to nearest even."""
+    shortened = build.lshr(bits, _all(_I32, count))
+    last = build.and_(shortened, _all(_I32, 1))
+    almost_half = _all(_I32, (1 << (count - 1)) - 1)
+    return build.lshr(build.add(build.add(bits, almost_half), last), _all(_I32, count))
 
 
 def _odd(build: ir.IRBuilder, number: Any) -> Any:
