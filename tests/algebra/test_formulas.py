@@ -138,15 +138,19 @@ def test_products_of_factors_are_added_before_the_rounding(rank: int) -> None:
 
 
 def test_the_order_of_operations_is_as_documented() -> None:
-    """`a - 0.7 b + 0.2 c`: exact differences, times their weights, added from the left, the target last, in fp64."""
+    """`a - 0.7 b + 0.2 c`: exact differences, times their weights, from the left; then what is whole; in fp64."""
     torch.manual_seed(0)
     target, base, *tuned = (torch.randn(200, 50).bfloat16() for _ in range(5))
-    own = InMemory(base)
-    terms = [Term(w, Difference(own, InMemory(t))) for w, t in zip((1.5, -0.7, 0.2), tuned, strict=True)]
     one, two, three = (t.double() - base.double() for t in tuned)
-    wanted = ((1.5 * one + -0.7 * two) + 0.2 * three) + target.double()
-    fused, _ = both(Sum((200, 50), terms, InMemory(target)), torch.bfloat16)
-    assert torch.equal(bits(fused), bits(round_once(wanted, torch.bfloat16)))
+    decimal = (1.5 * one + -0.7 * two) + 0.2 * three
+    for first, wanted in (
+        (1.5, decimal + target.double()),
+        (1.0, (-0.7 * two + 0.2 * three) + (target.double() + one)),
+    ):
+        weights = zip((first, -0.7, 0.2), tuned, strict=True)
+        terms = [Term(w, Difference(InMemory(base), InMemory(t))) for w, t in weights]
+        fused, _ = both(Sum((200, 50), terms, InMemory(target)), torch.bfloat16)
+        assert torch.equal(bits(fused), bits(round_once(wanted, torch.bfloat16)))
 
 
 WITHOUT = """
