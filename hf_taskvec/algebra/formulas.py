@@ -114,16 +114,17 @@ class FormulaBuilder:
 
     def __init__(self, precision: torch.dtype = torch.float64) -> None:
         self.precision = precision
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
         self._tensors: list[torch.Tensor | None] = []
         self._factors: list[float] = []
 
     def tensor(self, tensor: torch.Tensor) -> Element:
         """An element of a tensor, which is read once however often it occurs."""
-        if id(tensor) not in self._numbers:
-            self._numbers[id(tensor)] = len(self._tensors)
+        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if memory not in self._numbers:
+            self._numbers[memory] = len(self._tensors)
             self._tensors.append(tensor)
-        return stored(self._numbers[id(tensor)], self.precision)
+        return stored(self._numbers[memory], self.precision)
 
     def made(self) -> Element:
         """An element of something that is made tile by tile."""

@@ -10,6 +10,7 @@ import torch
 
 from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
 from hf_taskvec.algebra.rounding import not_finite
+from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
@@ -40,8 +41,8 @@ def dot(name: str, a: tuple[Term, ...], b: tuple[Term, ...]) -> float:
         for start, stop in sum_a.tiles():
             if not any(term.delta.changes(start, stop) for term in (*a_dense, *b_dense)):
                 continue
-            rows_a = sum_a.rows(start, stop)
-            rows_b = rows_a if same else sum_b.rows(start, stop)
+            rows_a = _tile(sum_a, start, stop, Slot.MEASURED)
+            rows_b = rows_a if same else _tile(sum_b, start, stop, Slot.BESIDE)
             result += torch.dot(rows_a.flatten(), rows_b.flatten()).item()
             for weight, left, right in b_factors if a_dense else ():
                 result += weight * ((rows_a @ right.T) * left[start:stop]).sum().item()
@@ -107,19 +108,29 @@ def products_with(tensor: torch.Tensor, vectors: Sequence[tuple[Term, ...]]) -> 
 def tiles_of(
     vectors: Sequence[tuple[Term, ...]], dtype: torch.dtype = torch.float64
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Runs of rows of several sums over one parameter, stacked, in tiles that stay in a core's cache."""
+    """Runs of rows of several sums over one parameter, stacked, in tiles that stay in a core's cache.
+
+    Each is valid until the next one is asked for: fresh memory for each would cost more than the sums.
+    """
     if not vectors:
         return
     shape = vectors[0][0].delta.shape
     sums = [Sum(shape, terms) for terms in vectors]
     length = shape[0] if shape else 1
-    step = max(1, _TILE // max(1, numel(shape[1:])))
+    step = max(1, min(length, _TILE // max(1, numel(shape[1:]))))
+    memory = torch.empty(len(vectors), *((step, *shape[1:]) if shape else ()), dtype=dtype, device="cpu")
     for start in range(0, length, step):
         stop = min(start + step, length)
-        out = torch.empty(len(vectors), *((stop - start, *shape[1:]) if shape else ()), dtype=dtype, device="cpu")
+        out = memory[:, : stop - start] if shape else memory
         for tile, whole in zip(out, sums, strict=True):
             whole.rows_into(tile, start, stop)
         yield start, stop, out
+
+
+def _tile(whole: Sum, start: int, stop: int, slot: Slot) -> torch.Tensor:
+    """A tile in fp64, in this thread's memory for it."""
+    size = (stop - start, *whole.shape[1:]) if whole.shape else ()
+    return whole.rows_into(buffer(slot, size, torch.float64, whole.device), start, stop)
 
 
 @kept_subnormals()
@@ -135,7 +146,7 @@ def row_norms(name: str, terms: tuple[Term, ...], axis: int = 0) -> torch.Tensor
         squares = torch.zeros(shape[axis], dtype=torch.float64, device="cpu")
         matrix = Sum(shape, terms)
         for start, stop in matrix.tiles():
-            found = matrix.rows(start, stop).square_().sum(dim=1 - axis)
+            found = _tile(matrix, start, stop, Slot.MEASURED).square_().sum(dim=1 - axis)
             if axis:
                 squares += found
             else:
@@ -162,7 +173,7 @@ def norm(name: str, terms: tuple[Term, ...]) -> float:
     else:
         whole = Sum(terms[0].delta.shape, terms)
         tiles = (tile for tile in whole.tiles() if any(term.delta.changes(*tile) for term in terms))
-        square = math.fsum(whole.rows(start, stop).square_().sum().item() for start, stop in tiles)
+        square = math.fsum(_tile(whole, *tile, Slot.MEASURED).square_().sum().item() for tile in tiles)
     if not math.isfinite(square):
         raise not_finite(name)
     return math.sqrt(square)

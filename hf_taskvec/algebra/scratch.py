@@ -24,6 +24,9 @@ class Slot(Enum):
     OUTPUT = auto()
     #: what is computed of a tile, not stored
     COMPUTED = auto()
+    #: a tile that is measured, and another beside it
+    MEASURED = auto()
+    BESIDE = auto()
 
 
 def buffer(slot: Slot, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
