@@ -13,9 +13,10 @@ import torch
 
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
 from hf_taskvec.algebra.machine_code import COMPILED_DTYPES, WIDTH, MachineCode, can_compile, compiled, machine_code
+from hf_taskvec.algebra.sources import Readable, rows_of
 
 #: coefficient and stored tensor, in the order in which they are added
-Weighted = Sequence[tuple[float, torch.Tensor]]
+Weighted = Sequence[tuple[float, Readable]]
 
 # Loading the compiler takes a tenth of a second, and an expression some hundredths: for less than this many elements
 # torch is sooner done.
@@ -29,14 +30,14 @@ class Formula:
     Args:
         element (`Element`):
             The expression.
-        tensors (`tuple` of `torch.Tensor`):
+        tensors (`tuple` of `Readable`):
             Its inputs.
         factors (`tuple` of `float`):
             Its numbers.
     """
 
     element: Element
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[Readable, ...]
     factors: tuple[float, ...]
     _codes: dict[tuple[torch.dtype, torch.dtype | None], MachineCode] = field(default_factory=dict, repr=False)
 
@@ -68,7 +69,7 @@ class Formula:
         return evaluate(self._with(computed), inputs, self.factors)
 
     def _inputs(self, start: int, stop: int, computed: torch.Tensor | None) -> list[torch.Tensor]:
-        rows = [each[start:stop] if each.ndim else each for each in self.tensors]
+        rows = [rows_of(each, start, stop, number) for number, each in enumerate(self.tensors)]
         return rows if computed is None else [*rows, computed]
 
     def _with(self, computed: torch.Tensor | None) -> Element:
@@ -106,7 +107,7 @@ def formula(folded: Weighted, scaled: Sequence[tuple[float, Weighted]] = ()) -> 
     Returns:
         `Formula`: Of the whole sum; of 0 if there is nothing to add.
     """
-    inputs: dict[int, tuple[int, torch.Tensor]] = {}
+    inputs: dict[int, tuple[int, Readable]] = {}
     factors: list[float] = []
 
     def times(weight: float, element: Element) -> Element:

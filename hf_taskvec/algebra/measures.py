@@ -11,7 +11,7 @@ import torch
 from hf_taskvec.algebra.deltas import Parts
 from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
 from hf_taskvec.algebra.rounding import not_finite
-from hf_taskvec.algebra.sources import Source, numel
+from hf_taskvec.algebra.sources import Source, numel, rows_of
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.tiles import tiles_of_shape
@@ -117,14 +117,14 @@ def tiles_of(
     if not vectors:
         return
     shape = vectors[0][0].delta.shape
-    stored = {s: s.read() for terms in vectors for t in terms for _, s in t.delta.parts or ()}
+    stored = {s: s.open() for terms in vectors for t in terms for _, s in t.delta.parts or ()}
     others = [[term for term in terms if term.delta.parts is None] for terms in vectors]
     sums = [Sum(shape, terms) if terms else None for terms in others]
     length = shape[0] if shape else 1
     step = max(1, _TILE // max(1, numel(shape[1:])))
     for start in range(0, length, step):
         stop = min(start + step, length)
-        rows = {s: (tensor[start:stop] if shape else tensor).to(dtype) for s, tensor in stored.items()}
+        rows = {s: rows_of(each, start, stop, n).to(dtype) for n, (s, each) in enumerate(stored.items())}
         out = torch.empty(len(vectors), *((stop - start, *shape[1:]) if shape else ()), dtype=dtype, device="cpu")
         for tile, terms, other in zip(out, vectors, sums, strict=True):
             stored_terms = [(term.weight, term.delta.parts) for term in terms if term.delta.parts is not None]

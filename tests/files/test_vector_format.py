@@ -407,9 +407,9 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object], sign: bool = 
 
 
 def test_an_unknown_format_version_is_refused(saved: Path) -> None:
-    for version in (2, "1", None, True):
+    for version in (3, "1", None, True):
         edited(saved, lambda document, version=version: document.update(format=version))
-        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads format 1"):
+        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads formats up to 2"):
             TaskVector.load(saved)
 
 
