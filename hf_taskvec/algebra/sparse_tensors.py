@@ -29,6 +29,9 @@ COUNTS, OFFSETS = torch.int32, torch.uint16
 #: integers of as many bytes, for the bits of a number
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+# What torch can add up.
+_MOST_DIMENSIONS = 64
+
 # For fewer elements torch is done before machine code is made.
 _LEAST = 1 << 16
 
@@ -93,11 +96,13 @@ class Sparse(Source):
     def __post_init__(self) -> None:
         expected = ((self.counts, COUNTS, (blocks_of(self.size),)), (self.offsets, OFFSETS, self.values.shape))
         fits = all(source.dtype == dtype and source.shape == shape for source, dtype, shape in expected)
-        if not self.size or min(self.size) < 0 or not fits or self.values.dtype not in FLOATS:
+        fits = fits and len(self.values.shape) == 1
+        is_shape = 0 < len(self.size) <= _MOST_DIMENSIONS and min(self.size) >= 0
+        if not is_shape or not fits or self.values.dtype not in FLOATS:
             found = ", ".join(f"{dtype_name(each.dtype)} {list(each.shape)}" for each in self._stored)
             raise MismatchError(
                 f"{self.name}: counts, offsets and values are {found}, which do not make a tensor of shape "
-                f"{list(self.size)}."
+                f"{list(self.size[:_MOST_DIMENSIONS])}."
             )
 
     @property

@@ -150,6 +150,23 @@ def job_dense(base: str, tuned: str, out: str, scale: str) -> None:
         TaskVector.from_finetuned(base, tuned).apply(base, out, scale=float(scale))
 
 
+def job_save(base: str, tuned: str, out: str) -> None:
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        TaskVector.from_finetuned(base, tuned).save(out)
+
+
+def job_load(base: str, vector: str, out: str, scale: str) -> None:
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        TaskVector.load(vector).apply(base, out, scale=float(scale))
+
+
 def job_many(base: str, count: str, out: str, *tuned: str) -> None:
     import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector
@@ -337,6 +354,8 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
     for as_it_comes in (True, False):
         notes = dense_rows(folder, mergekit_python, as_it_comes)
 
+    notes.append(saved_rows(folder))
+
     adapter = run("adapter", base, folder / "adapter1", out)[0]
     clear(out)
     row(
@@ -415,6 +434,42 @@ def dense_rows(folder: Path, mergekit_python: str | None, as_it_comes: bool) -> 
             clear(merged)
     found = "; ".join(f"{side} {' and '.join(each)}" for side, each in counts.items() if each)
     return [f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1 and −0.6: {found}."]
+
+
+def saved_rows(folder: Path) -> str:
+    """The rows about saved vectors, and a note on their bytes. Both sides in turns, the best of each.
+
+    The last two rows are whole processes: what a user waits for, imports and all.
+    """
+    base, tuned, out, vector = (folder / name for name in ("base", "tuned", "out", "vector"))
+    program = [sys.executable, "-m", "hf_taskvec"]
+    extract = [*program, "extract", str(base), str(tuned), "-o", str(vector)]
+    apply = [*program, "apply", str(vector), str(base), "--scale=-0.6", "-o", str(out)]
+    writing = f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
+    reading = f"cat {vector}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
+    ours: dict[str, list[dict[str, float]]] = {"save": [], "load": [], "extract": [], "apply": []}
+    copies: dict[str, list[float]] = {"write": [], "read": []}
+    for _ in range(3):
+        ours["save"].append(run("save", base, tuned, vector)[0])
+        copies["write"].append(command(["sh", "-c", writing]))
+        clear(folder / "copy")
+        ours["load"].append(run("load", base, vector, out, -0.6)[0])
+        clear(out)
+        copies["read"].append(command(["sh", "-c", reading]))
+        clear(folder / "copy", vector)
+        ours["extract"].append({"seconds": command(extract), "memory": 0.0})
+        ours["apply"].append({"seconds": command(apply), "memory": 0.0})
+        size = sum(path.stat().st_size for path in vector.iterdir())
+        clear(out, vector)
+    best = {name: min(each, key=lambda found: found["seconds"]) for name, each in ours.items()}
+    write, read = (min(each) for each in copies.values())
+    row("saving τ, against reading both and writing one (`cat`, `cp`)", best["save"], write, slower=True)
+    row("loading τ, `base − 0.6 τ`, against reading both and writing one", best["load"], read, slower=True)
+    row("`taskvec extract`, the whole process, against the same", best["extract"], write, slower=True)
+    row("`taskvec apply` of the saved τ, the whole process", best["apply"], read, slower=True)
+    return (
+        f"The saved vector has {size / (tuned / 'model.safetensors').stat().st_size:.3f} × the bytes of the fine-tune."
+    )
 
 
 def many(folder: Path, layers: int) -> None:
