@@ -11,6 +11,7 @@ from hf_taskvec.algebra.machine_code import WIDTH
 _I16, _I32, _I64 = (ir.IntType(bits) for bits in (16, 32, 64))
 _SINGLE, _DOUBLE, _POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 _STORED = {torch.bfloat16: _I16, torch.float16: _I16, torch.float32: _SINGLE, torch.float64: _DOUBLE}
+_BITS = {2: _I16, 4: _I32, 8: _I64}
 _PRECISION = {torch.float32: _SINGLE, torch.float64: _DOUBLE}
 
 # The bits of fp32 numbers: infinity; the smallest normal one; the least that are infinite in 16 bits.
@@ -213,8 +214,7 @@ def split_loop(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> ir
     (Knuth's TwoSum) is in the low part.
     """
     precision = torch.float32 if {tuned, base} in ({torch.bfloat16}, {torch.float16}) else torch.float64
-    whole, bits = (_I32, 32) if precision == torch.float32 else (_I64, 64)
-    stored = _I32 if output == torch.float32 else _I16
+    stored = _BITS[output.itemsize]
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64, *[_POINTER] * 5]), "loop")
     count, from_tuned, from_base, to_high, to_low, report = function.args
@@ -228,25 +228,26 @@ def split_loop(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> ir
     place, *counted, zeros = (build.phi(_I64) for _ in range(4))
     largest = build.phi(_vector(_I32))
 
-    def read(address: Any, kind: torch.dtype) -> Any:
-        found = build.gep(address, [place], source_etype=_STORED[kind])
-        number = widened(build, build.load(found, typ=_vector(_STORED[kind]), align=1), kind)
-        return _extended(build, number, precision)
+    def read(address: Any, kind: torch.dtype) -> tuple[Any, Any]:
+        """The numbers, and which of them are -0.0."""
+        bits = _BITS[kind.itemsize]
+        found = build.load(build.gep(address, [place], source_etype=bits), typ=_vector(bits), align=1)
+        number = widened(build, build.bitcast(found, _vector(_STORED[kind])), kind)
+        return _extended(build, number, precision), build.icmp_unsigned("==", found, _minus_zero(kind))
 
-    minuend, subtrahend = read(from_tuned, tuned), read(from_base, base)
+    (minuend, became), (subtrahend, was) = read(from_tuned, tuned), read(from_base, base)
     # Adding zero makes 0.0 of -0.0, so that -0.0 less either is -0.0.
     total = build.fsub(minuend, build.fadd(subtrahend, _all(_PRECISION[precision], 0.0)))
     taken = build.fsub(total, minuend)
     error = build.fsub(build.fsub(minuend, build.fsub(total, taken)), build.fadd(subtrahend, taken))
     high, magnitude = rounded(build, total, precision, output)
     remaining = build.fadd(build.fsub(total, _extended(build, widened(build, high, output), precision)), error)
-    low, _ = rounded(build, remaining, precision, output)
+    if precision == torch.float32 and output == torch.bfloat16:  # nothing to round
+        low = build.trunc(build.lshr(build.bitcast(remaining, _vector(_I32)), _all(_I32, 16)), _vector(_I16))
+    else:
+        low, _ = rounded(build, remaining, precision, output)
     high, low = (build.bitcast(each, _vector(stored)) for each in (high, low))
-    minus_zero = _all(whole, -(1 << (bits - 1)))
-    became, was = (
-        build.icmp_unsigned("==", build.bitcast(each, _vector(whole)), minus_zero) for each in (minuend, subtrahend)
-    )
-    low = build.select(became, _all(stored, -(1 << (8 * output.itemsize - 1))), low)
+    low = build.select(became, _minus_zero(output), low)
     for part, address in ((high, to_high), (low, to_low)):
         build.store(part, build.gep(address, [place], source_etype=stored), align=1)
 
@@ -357,6 +358,10 @@ def scattering_loop(itemsize: int) -> ir.Module:
     build.position_at_end(after)
     build.ret_void()
     return module
+
+
+def _minus_zero(kind: torch.dtype) -> ir.Constant:
+    return _all(_BITS[kind.itemsize], -(1 << (8 * kind.itemsize - 1)))
 
 
 def _lanes(build: ir.IRBuilder, condition: Any) -> Any:
