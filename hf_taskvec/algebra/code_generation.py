@@ -11,6 +11,7 @@ from hf_taskvec.algebra.machine_code import WIDTH
 _I16, _I32, _I64 = (ir.IntType(bits) for bits in (16, 32, 64))
 _SINGLE, _DOUBLE, _POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 _STORED = {torch.bfloat16: _I16, torch.float16: _I16, torch.float32: _SINGLE, torch.float64: _DOUBLE}
+_BITS = {2: _I16, 4: _I32, 8: _I64}
 _PRECISION = {torch.float32: _SINGLE, torch.float64: _DOUBLE}
 
 # The bits of fp32 numbers: infinity; the smallest normal one; the least that are infinite in 16 bits.
@@ -275,3 +276,170 @@ def _vector(kind: Any) -> ir.VectorType:
 
 def _all(kind: Any, value: float) -> ir.Constant:
     return ir.Constant(_vector(kind), [value] * WIDTH)
+
+
+def split_loop(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> ir.Module:
+    """A module with `loop(count, tuned, base, high, low, report)`: the parts of a difference (`exact_difference`).
+
+    The report gets four numbers: how many elements of the high part and of the low part have a bit that is set; whether
+    -0.0 is among the inputs; and whether a number is not finite in the output's dtype, and all else is void. `count` is
+    a multiple of `WIDTH`.
+
+    A difference of 16-bit numbers is made in fp32, any other in fp64. Where that is exact, rounding it gives the high
+    part. Where it is not, the smaller number is so small that the high part is the larger one, and what was lost
+    (Knuth's TwoSum) is in the low part.
+    """
+    precision = torch.float32 if {tuned, base} in ({torch.bfloat16}, {torch.float16}) else torch.float64
+    stored = _BITS[output.itemsize]
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64, *[_POINTER] * 5]), "loop")
+    count, from_tuned, from_base, to_high, to_low, report = function.args
+    for written in (to_high, to_low):
+        written.add_attribute("noalias")
+    before, loop, after = (function.append_basic_block(name) for name in ("before", "loop", "after"))
+    build = ir.IRBuilder(before)
+    build.branch(loop)
+
+    build.position_at_end(loop)
+    place, *counted, zeros = (build.phi(_I64) for _ in range(4))
+    largest = build.phi(_vector(_I32))
+
+    def read(address: Any, kind: torch.dtype) -> tuple[Any, Any]:
+        """The numbers, and which of them are -0.0."""
+        bits = _BITS[kind.itemsize]
+        found = build.load(build.gep(address, [place], source_etype=bits), typ=_vector(bits), align=1)
+        number = widened(build, build.bitcast(found, _vector(_STORED[kind])), kind)
+        return _converted(build, number, precision), build.icmp_unsigned("==", found, _minus_zero(kind))
+
+    (minuend, became), (subtrahend, was) = read(from_tuned, tuned), read(from_base, base)
+    # Adding zero makes 0.0 of -0.0, so that -0.0 less either is -0.0.
+    total = build.fsub(minuend, build.fadd(subtrahend, _all(_PRECISION[precision], 0.0)))
+    taken = build.fsub(total, minuend)
+    error = build.fsub(build.fsub(minuend, build.fsub(total, taken)), build.fadd(subtrahend, taken))
+    high, magnitude = rounded(build, total, precision, output)
+    remaining = build.fadd(build.fsub(total, _converted(build, widened(build, high, output), precision)), error)
+    if precision == torch.float32 and output == torch.bfloat16:  # nothing to round
+        low = build.trunc(build.lshr(build.bitcast(remaining, _vector(_I32)), _all(_I32, 16)), _vector(_I16))
+    else:
+        low, _ = rounded(build, remaining, precision, output)
+    high, low = (build.bitcast(each, _vector(stored)) for each in (high, low))
+    low = build.select(became, _minus_zero(output), low)
+    for part, address in ((high, to_high), (low, to_low)):
+        build.store(part, build.gep(address, [place], source_etype=stored), align=1)
+
+    following = build.add(place, ir.Constant(_I64, WIDTH))
+    more = [
+        build.add(old, build.ctpop(_lanes(build, build.icmp_unsigned("!=", each, _all(stored, 0)))))
+        for old, each in zip(counted, (high, low), strict=True)
+    ]
+    more_zeros = build.or_(zeros, _lanes(build, build.or_(became, was)))
+    now_largest = _extreme(build, ">", largest, magnitude)
+    for phi, new in zip((place, *counted, zeros), (following, *more, more_zeros), strict=True):
+        phi.add_incoming(ir.Constant(_I64, 0), before)
+        phi.add_incoming(new, loop)
+    largest.add_incoming(_all(_I32, 0), before)
+    largest.add_incoming(now_largest, loop)
+    build.cbranch(build.icmp_signed("<", following, count), loop, after)
+
+    build.position_at_end(after)
+    too_large = _lanes(build, build.icmp_unsigned(">=", now_largest, _all(_I32, _TOO_LARGE[output])))
+    for number, value in enumerate((*more, more_zeros, too_large)):
+        build.store(value, build.gep(report, [ir.Constant(_I64, number)], source_etype=_I64))
+    build.ret_void()
+    return module
+
+
+def collecting_loop(itemsize: int) -> ir.Module:
+    """A module with `loop(count, numbers, offsets, values)`: it gives how many numbers have a bit that is set.
+
+    Where these stand goes to `offsets`, 16 bits each, and they themselves to `values`; both have room for all. `count`
+    is a multiple of `WIDTH`.
+    """
+    kind, module = ir.IntType(8 * itemsize), ir.Module()
+    function = ir.Function(module, ir.FunctionType(_I64, [_I64, *[_POINTER] * 3]), "loop")
+    count, numbers, offsets, values = function.args
+    for written in (offsets, values):
+        written.add_attribute("noalias")
+    names = ("before", "loop", "one", "onwards", "after")
+    before, loop, one, onwards, after = (function.append_basic_block(name) for name in names)
+    build = ir.IRBuilder(before)
+    build.branch(loop)
+
+    build.position_at_end(loop)
+    place, found = build.phi(_I64), build.phi(_I64)
+    vector = build.load(build.gep(numbers, [place], source_etype=kind), typ=_vector(kind), align=1)
+    lanes = _lanes(build, build.icmp_unsigned("!=", vector, _all(kind, 0)))
+    some = build.icmp_unsigned("!=", lanes, ir.Constant(_I64, 0))
+    build.cbranch(some, one, onwards)
+
+    build.position_at_end(one)
+    left, kept = build.phi(_I64), build.phi(_I64)
+    position = build.add(place, build.cttz(left, ir.Constant(ir.IntType(1), 1)))
+    number = build.load(build.gep(numbers, [position], source_etype=kind), typ=kind)
+    build.store(build.trunc(position, _I16), build.gep(offsets, [kept], source_etype=_I16))
+    build.store(number, build.gep(values, [kept], source_etype=kind))
+    fewer = build.and_(left, build.sub(left, ir.Constant(_I64, 1)))
+    more = build.add(kept, ir.Constant(_I64, 1))
+    for phi, first, new in ((left, lanes, fewer), (kept, found, more)):
+        phi.add_incoming(first, loop)
+        phi.add_incoming(new, one)
+    build.cbranch(build.icmp_unsigned("!=", fewer, ir.Constant(_I64, 0)), one, onwards)
+
+    build.position_at_end(onwards)
+    now = build.phi(_I64)
+    now.add_incoming(found, loop)
+    now.add_incoming(more, one)
+    following = build.add(place, ir.Constant(_I64, WIDTH))
+    for phi, new in ((place, following), (found, now)):
+        phi.add_incoming(ir.Constant(_I64, 0), before)
+        phi.add_incoming(new, onwards)
+    build.cbranch(build.icmp_signed("<", following, count), loop, after)
+
+    build.position_at_end(after)
+    build.ret(now)
+    return module
+
+
+def scattering_loop(itemsize: int) -> ir.Module:
+    """A module with `loop(count, offsets, values, out, first, size)`: each value goes to its offset plus `first`.
+
+    `first` may be negative. What would be outside of the `size` elements of `out` is left out.
+    """
+    kind, module = ir.IntType(8 * itemsize), ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64, *[_POINTER] * 3, _I64, _I64]), "loop")
+    count, offsets, values, out, first, size = function.args
+    out.add_attribute("noalias")
+    names = ("before", "loop", "inside", "onwards", "after")
+    before, loop, inside, onwards, after = (function.append_basic_block(name) for name in names)
+    build = ir.IRBuilder(before)
+    build.branch(loop)
+
+    build.position_at_end(loop)
+    number = build.phi(_I64)
+    offset = build.load(build.gep(offsets, [number], source_etype=_I16), typ=_I16)
+    place = build.add(build.zext(offset, _I64), first)
+    build.cbranch(build.icmp_unsigned("<", place, size), inside, onwards)
+
+    build.position_at_end(inside)
+    value = build.load(build.gep(values, [number], source_etype=kind), typ=kind)
+    build.store(value, build.gep(out, [place], source_etype=kind))
+    build.branch(onwards)
+
+    build.position_at_end(onwards)
+    following = build.add(number, ir.Constant(_I64, 1))
+    number.add_incoming(ir.Constant(_I64, 0), before)
+    number.add_incoming(following, onwards)
+    build.cbranch(build.icmp_signed("<", following, count), loop, after)
+
+    build.position_at_end(after)
+    build.ret_void()
+    return module
+
+
+def _minus_zero(kind: torch.dtype) -> ir.Constant:
+    return _all(_BITS[kind.itemsize], -(1 << (8 * kind.itemsize - 1)))
+
+
+def _lanes(build: ir.IRBuilder, condition: Any) -> Any:
+    """A bit for each lane in which a condition holds."""
+    return build.zext(build.bitcast(condition, ir.IntType(WIDTH)), _I64)

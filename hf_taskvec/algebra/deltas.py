@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from hf_taskvec.algebra.exact_difference import exact_parts
 from hf_taskvec.algebra.formulas import sum_formula
-from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, are_rows, numel
+from hf_taskvec.algebra.sources import InMemory, RowsOf, Source, are_rows, numel, rows_of
 from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.errors import CorruptFileError, MismatchError, some
 from hf_taskvec.filenames import VECTOR_RECORD
@@ -44,8 +44,8 @@ class DeltaWriter(Protocol):
     def source(self, key: str, source: Source) -> Any:
         """Have a tensor stored as it is, and get what stands for it in the record."""
 
-    def exact(self, key: str, name: str, delta: "Difference") -> list[str]:
-        """Have a difference stored without loss; the keys of its parts, none if nothing changed."""
+    def exact(self, key: str, name: str, delta: "Difference") -> list[Any]:
+        """Have a difference stored without loss; what stands for its parts, none if nothing changed."""
 
     def rounded(self, key: str, name: str, delta: "Delta") -> list[str]:
         """Have a change stored as one dense tensor in the dtype that was asked for, else in fp32."""
@@ -160,8 +160,8 @@ class _Stored(Delta):
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
-        rows = [(sign, source.read()) for sign, source in self.parts]
-        parts = [(float(sign), tensor[start:stop] if tensor.ndim else tensor) for sign, tensor in rows]
+        opened = [(float(sign), source.open()) for sign, source in self.parts]
+        parts = [(sign, rows_of(each, start, stop, number)) for number, (sign, each) in enumerate(opened)]
         if weight.is_integer():
             whole = sum_formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])
         else:
@@ -252,7 +252,7 @@ class Difference(_Stored):
     @override
     def owned(self, name: str) -> Delta | None:
         parts = exact_parts(self.tuned.read(), self.base.read(), name)
-        return Dense(tuple(InMemory(part) for part in parts)) if parts else None
+        return Dense(parts) if parts else None
 
     @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any] | None:

@@ -1,21 +1,29 @@
 """Differences without loss: `tuned - base` in the fewest bytes that hold it exactly.
 
 The error of a rounded sum of two p-bit numbers is itself a p-bit number (Dekker 1971). So a high and a low part of the
-inputs' own dtype always hold the difference exactly, and often the high part does so alone.
+inputs' own dtype always hold the difference exactly, and often the high part does so alone: the difference of two
+numbers within a factor of two of each other is exact (Sterbenz 1974). Of a fine-tune that is nearly every weight, so
+the low part is nearly all zeros and is held as a sparse tensor, and so is a high part where little changed.
 
 Zero has a sign, which `base + (tuned - base)` does not always give back. Where base and tuned are both -0.0, a
 difference of -0.0 does. Where a weight has become -0.0, it takes the low part: that is -0.0 there, and is added in a
 way that keeps it (`formulas.FormulaBuilder`).
 """
 
+import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
+from hf_taskvec.algebra.machine_code import WIDTH, can_compile, split_code
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
+from hf_taskvec.algebra.scratch import Slot, buffer
+from hf_taskvec.algebra.sources import InMemory, Source
+from hf_taskvec.algebra.sparse_tensors import BLOCK, COUNTS, INTEGERS, OFFSETS, Sparse, collect, sparse_bytes
 from hf_taskvec.algebra.subnormals import kept_subnormals
-from hf_taskvec.algebra.tiles import tile_rows
+from hf_taskvec.algebra.tiles import TILE
 from hf_taskvec.errors import BadValueError
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -23,85 +31,193 @@ _SMALLER = {
     torch.float32: (torch.bfloat16, torch.float16),
     torch.float64: (torch.bfloat16, torch.float16, torch.float32),
 }
+_COMPILED = {torch.bfloat16, torch.float16, torch.float32}
+_CPU = torch.device("cpu")
+
+# What three tensors take beside their elements more than one does, in a record and in the header of its file.
+_MORE_RECORDS = 1024
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a difference is stored exactly: in which dtype, and in how many parts (0 if nothing changed)."""
+    """How a difference is stored exactly.
+
+    Args:
+        dtype (`torch.dtype`):
+            Of its parts.
+        parts (`int`):
+            How many there are: 0 if nothing changed.
+        shape (`tuple` of `int`):
+            Of the difference.
+        counts (`tuple` of `tuple` of `int`):
+            For each part, how many elements of each block have a bit that is set.
+    """
 
     dtype: torch.dtype
     parts: int
+    shape: tuple[int, ...] = ()
+    counts: tuple[tuple[int, ...], ...] = ()
+
+    def is_sparse(self, part: int) -> bool:
+        """Whether a part is held as a sparse tensor, because that is smaller."""
+        if not self.shape or not self.counts:
+            return False
+        dense = torch.Size(self.shape).numel() * self.dtype.itemsize
+        return sparse_bytes(self.shape, sum(self.counts[part]), self.dtype) + _MORE_RECORDS < dense
+
+    def tensors(self, part: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        """The dtype and shape of what holds a part: itself; or counts, offsets and values."""
+        if not self.is_sparse(part):
+            return ((self.dtype, self.shape),)
+        kept = sum(self.counts[part])
+        return ((COUNTS, (len(self.counts[part]),)), (OFFSETS, (kept,)), (self.dtype, (kept,)))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What there is in the parts of some elements: how many have a bit that is set in each, and what that tells."""
+
+    counts: tuple[int, int]
+    changed: bool
+    rounded: bool
+    #: whether a weight became -0.0
+    signed: bool
+    overflow: bool
 
 
 @kept_subnormals()
 def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
     """The smallest exact format of `tuned - base`. Reads both once; refuses NaN and infinities by name."""
-    dtype = torch.promote_types(tuned.dtype, base.dtype)
-    while True:
-        smaller = list(_SMALLER.get(dtype, ()))
-        changed = rounded = signed = overflow = False
-        for a, b in _tiles(tuned, base):
+    dtype: torch.dtype | None = torch.promote_types(tuned.dtype, base.dtype)
+    while dtype is not None:
+        form = _format_in(tuned, base, name, dtype)
+        if form is not None:
+            return form
+        widest, dtype = dtype, _WIDER.get(dtype)
+    raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(widest)}.")
+
+
+def _format_in(tuned: torch.Tensor, base: torch.Tensor, name: str, dtype: torch.dtype) -> Format | None:
+    """The format in a dtype, or one that is smaller and exact, too; None if it cannot hold the difference."""
+    smaller = list(_SMALLER.get(dtype, ()))
+    changed = rounded = signed = False
+    counts = []
+    high, low = (buffer(Slot.PARTS, (min(BLOCK, tuned.numel()),), dtype, _CPU, part) for part in range(2))
+    for a, b in _blocks(tuned, base):
+        high, low = high[: a.numel()], low[: a.numel()]
+        found = _split(a, b, high, low)
+        if found.overflow:
             check_finite(a, a.dtype, name)
             check_finite(b, b.dtype, name)
-            high, low = _split(a, b, dtype)
-            if not high.isfinite().all() or not torch.equal(low.to(dtype).double(), low):
-                overflow = True
-                break
-            negative, was_negative = _is_negative_zero(a), _is_negative_zero(b)
-            changed = changed or bool(high.any() or (negative ^ was_negative).any())
-            rounded = rounded or bool(low.any())
-            signed = signed or bool((negative & ~was_negative).any())
+            return None
+        changed, rounded, signed = changed or found.changed, rounded or found.rounded, signed or found.signed
+        counts.append(found.counts)
+        if not rounded:
             smaller = [each for each in smaller if torch.equal(high.to(each).to(dtype), high)]
-        if not overflow:
-            break
-        if dtype not in _WIDER:
-            raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(dtype)}.")
-        dtype = _WIDER[dtype]
-    if not rounded and smaller:
+    if smaller and not rounded:
         dtype = smaller[0]
-    return Format(dtype, 2 if rounded or signed else int(changed))
+    parts = 2 if rounded or signed else int(changed)
+    return Format(dtype, parts, tuple(tuned.shape), tuple(zip(*counts, strict=True))[:parts])
 
 
-def exact_rows(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The parts of `tuned - base` in an exact format, tile by tile."""
-    for a, b in _tiles(tuned, base):
-        yield _parts(a, b, form)
+#: of each part the next elements, or the offsets and values of a sparse one
+Piece = list[tuple[torch.Tensor, ...]]
 
 
-@kept_subnormals()
-def _parts(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> tuple[torch.Tensor, ...]:
-    high, low = _split(tuned, base, form.dtype)
-    return (high, low.to(form.dtype))[: form.parts]
+def exact_pieces(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[Piece]:
+    """The parts of `tuned - base` in an exact format, some elements at a time; to be used before the next are made."""
+    sparse = [part < form.parts and form.is_sparse(part) for part in range(2)]
+    blocks = _blocks(tuned, base)
+    while group := list(islice(blocks, TILE // BLOCK)):
+        size = (sum(a.numel() for a, _ in group),)
+        whole = [buffer(Slot.PARTS, size, form.dtype, _CPU, part) for part in range(2)]
+        offsets = [buffer(Slot.PARTS, size, OFFSETS, _CPU, part) for part in range(2)]
+        values = [buffer(Slot.PARTS, size, form.dtype, _CPU, 2 + part) for part in range(2)]
+        done, kept = 0, [0, 0]
+        for a, b in group:
+            # A sparse part's elements are looked at while they are in the cache, and written over.
+            first = [0 if each else done for each in sparse]
+            high, low = (each[at : at + a.numel()] for each, at in zip(whole, first, strict=True))
+            with kept_subnormals():
+                _split(a, b, high, low)
+            for part, elements in enumerate((high, low)):
+                if sparse[part]:
+                    kept[part] += collect(elements, offsets[part][kept[part] :], values[part][kept[part] :])
+            done += a.numel()
+        yield [
+            (offsets[part][: kept[part]], values[part][: kept[part]]) if sparse[part] else (whole[part],)
+            for part in range(form.parts)
+        ]
 
 
-def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[torch.Tensor, ...]:
-    """`tuned - base` as new tensors whose exact sum it is; none if nothing changed."""
+def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[Source, ...]:
+    """`tuned - base` in new memory, as tensors whose exact sum it is; none if nothing changed."""
     form = exact_format(tuned, base, name)
-    if not form.parts:
-        return ()
-    parts = zip(*exact_rows(tuned, base, form), strict=True)
-    return tuple(torch.cat([rows.reshape(-1) for rows in part]).view(tuned.shape) for part in parts)
+    made = [
+        [torch.empty(size, dtype=dtype, device="cpu") for dtype, size in form.tensors(k)] for k in range(form.parts)
+    ]
+    done = [0] * form.parts
+    for piece in exact_pieces(tuned, base, form) if made else ():
+        for part, elements in enumerate(piece):
+            for tensor, some in zip(made[part][-len(elements) :], elements, strict=True):
+                tensor.view(-1)[done[part] : done[part] + len(some)].copy_(some)
+            done[part] += len(elements[0])
+    return tuple(_source(form, part, tensors) for part, tensors in enumerate(made))
 
 
-def _tiles(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    if not tuned.ndim:
-        yield tuned, base
-        return
-    step = tile_rows(tuple(tuned.shape))
-    yield from zip(torch.split(tuned, step), torch.split(base, step), strict=True)
+def _source(form: Format, part: int, tensors: list[torch.Tensor]) -> Source:
+    if not form.is_sparse(part):
+        return InMemory(tensors[0])
+    tensors[0].copy_(torch.tensor(form.counts[part], dtype=COUNTS, device="cpu"))
+    counts, offsets, values = map(InMemory, tensors)
+    return Sparse(form.shape, counts, offsets, values)
 
 
-def _split(tuned: torch.Tensor, base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rounded difference in `dtype`, and its error in fp64 (Dekker's Fast2Sum, exact for p-bit inputs)."""
+def _blocks(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    flat = (each.detach().contiguous().view(-1) for each in (tuned, base))
+    return zip(*(torch.split(each, BLOCK) for each in flat), strict=True)
+
+
+def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> _Found:
+    """Write the rounded difference of a block to `high`, and its error to `low`: by machine code if it is whole."""
+    known = {tuned.dtype, base.dtype, high.dtype} <= _COMPILED
+    if tuned.numel() < BLOCK or not known or not can_compile():
+        return _split_by_torch(tuned, base, high, low)
+    assert BLOCK % WIDTH == 0
+    report = (ctypes.c_int64 * 4)()
+    addresses = (each.data_ptr() for each in (tuned, base, high, low))
+    split_code(tuned.dtype, base.dtype, high.dtype)(BLOCK, *addresses, report)
+    counts = (report[0], report[1])
+    if report[3]:
+        return _Found(counts, False, False, False, overflow=True)
+    if report[2]:
+        return _found(tuned, base, high, low, counts)
+    return _Found(counts, counts[0] > 0, counts[1] > 0, False, False)
+
+
+def _split_by_torch(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> _Found:
+    """The same in fp64 (Dekker's Fast2Sum, exact for p-bit inputs)."""
     minuend, subtrahend = tuned.double(), -base.double()
-    high = round_once(minuend + subtrahend, dtype)
+    round_once(minuend + subtrahend, high.dtype, out=high)
     swap = minuend.abs() < subtrahend.abs()
     large, small = torch.where(swap, subtrahend, minuend), torch.where(swap, minuend, subtrahend)
-    low = small - (high.double() - large)
-    if (negative := _is_negative_zero(tuned)).any():
-        low = torch.where(negative, -0.0, low)
-        high = torch.where(negative & (base == 0), torch.tensor(-0.0, dtype=dtype, device="cpu"), high)
-    return high, low
+    exact = small - (high.double() - large) + 0.0  # no -0.0 but where it says something
+    low.copy_(exact)
+    overflow = not bool(high.isfinite().all()) or not torch.equal(low.double(), exact)
+    negative = _is_negative_zero(tuned)
+    low[negative] = -0.0
+    high[negative & (base == 0)] = -0.0
+    one, other = (int(each.view(INTEGERS[each.dtype.itemsize]).count_nonzero()) for each in (high, low))
+    return replace(_found(tuned, base, high, low, (one, other)), overflow=overflow)
+
+
+def _found(
+    tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor, counts: tuple[int, int]
+) -> _Found:
+    """What the parts tell where there may be -0.0."""
+    negative, was_negative = _is_negative_zero(tuned), _is_negative_zero(base)
+    changed = bool(high.any() or (negative ^ was_negative).any())
+    return _Found(counts, changed, bool(low.any()), bool((negative & ~was_negative).any()), overflow=False)
 
 
 def _is_negative_zero(tensor: torch.Tensor) -> torch.Tensor:

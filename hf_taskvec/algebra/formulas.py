@@ -20,9 +20,10 @@ from hf_taskvec.algebra.machine_code import (
     compiled,
     machine_code,
 )
+from hf_taskvec.algebra.sources import Readable, rows_of
 
 #: coefficient and stored tensor, in the order in which they are added
-Weighted = Sequence[tuple[float, torch.Tensor]]
+Weighted = Sequence[tuple[float, Readable]]
 #: the weights of changes, and what they are sums of
 Scaled = Sequence[tuple[float, Weighted]]
 
@@ -38,14 +39,14 @@ class Formula:
     Args:
         element (`Element`):
             The expression.
-        tensors (`tuple` of `torch.Tensor` or `None`):
+        tensors (`tuple` of `Readable` or `None`):
             Its inputs; `None` for what is made tile by tile and given when it is used.
         factors (`tuple` of `float`):
             Its numbers.
     """
 
     element: Element
-    tensors: tuple[torch.Tensor | None, ...]
+    tensors: tuple[Readable | None, ...]
     factors: tuple[float, ...]
     _codes: dict[tuple[object, ...], MachineCode] = field(default_factory=dict, repr=False)
 
@@ -86,7 +87,10 @@ class Formula:
 
     def _inputs(self, start: int, stop: int, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = iter(made)
-        return [next(given) if t is None else t[start:stop] if t.ndim else t for t in self.tensors]
+        return [
+            next(given) if each is None else rows_of(each, start, stop, number)
+            for number, each in enumerate(self.tensors)
+        ]
 
     def _code(self, count: int, inputs: Sequence[torch.Tensor], use: Use) -> MachineCode | None:
         """The machine code, if there can be some and it is worth its while."""
@@ -115,12 +119,14 @@ class FormulaBuilder:
     def __init__(self, precision: torch.dtype = torch.float64) -> None:
         self.precision = precision
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._tensors: list[torch.Tensor | None] = []
+        self._tensors: list[Readable | None] = []
         self._factors: list[float] = []
 
-    def tensor(self, tensor: torch.Tensor) -> Element:
+    def tensor(self, tensor: Readable) -> Element:
         """An element of a tensor, which is read once however often it occurs."""
-        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        memory: tuple[object, ...] = (tensor,)
+        if isinstance(tensor, torch.Tensor):
+            memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if memory not in self._numbers:
             self._numbers[memory] = len(self._tensors)
             self._tensors.append(tensor)

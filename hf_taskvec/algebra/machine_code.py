@@ -8,8 +8,8 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -124,3 +124,40 @@ def _engine(module: "ir.Module") -> "binding.ExecutionEngine":
     engine = binding.create_mcjit_compiler(parsed, target)
     engine.finalize_object()
     return engine
+
+
+@functools.cache
+def split_code(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> Callable[..., Any]:
+    """The function of `code_generation.split_loop`."""
+    from hf_taskvec.algebra.code_generation import split_loop
+
+    return _function(split_loop(tuned, base, output), None, ctypes.c_int64, *[ctypes.c_void_p] * 5)
+
+
+@functools.cache
+def collecting_code(itemsize: int) -> Callable[..., Any]:
+    """The function of `code_generation.collecting_loop`."""
+    from hf_taskvec.algebra.code_generation import collecting_loop
+
+    return _function(collecting_loop(itemsize), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
+
+
+@functools.cache
+def scattering_code(itemsize: int) -> Callable[..., Any]:
+    """The function of `code_generation.scattering_loop`."""
+    from hf_taskvec.algebra.code_generation import scattering_loop
+
+    arguments = (ctypes.c_int64, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)
+    return _function(scattering_loop(itemsize), None, *arguments)
+
+
+_engines: list["binding.ExecutionEngine"] = []
+
+
+def _function(module: "ir.Module", result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A module's `loop`, compiled and held for as long as the process runs."""
+    with _compiling:
+        engine = _engine(module)
+        _engines.append(engine)
+        found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address("loop"))
+        return found

@@ -27,15 +27,23 @@ class Slot(Enum):
     #: a tile that is measured, and another beside it
     MEASURED = auto()
     BESIDE = auto()
+    #: the rows of a tensor that is not stored as rows
+    ROWS = auto()
+    #: the parts of a difference, and what is kept of them
+    PARTS = auto()
 
 
-def buffer(slot: Slot, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """This thread's memory for a use, uninitialised. What is larger than a tile is not kept."""
+def buffer(
+    slot: Slot, size: tuple[int, ...], dtype: torch.dtype, device: torch.device, number: int = 0
+) -> torch.Tensor:
+    """This thread's memory for a use, uninitialised; for several at once, of one number. Not kept if over a tile."""
     count = numel(size)
     if count > TILE:
         return torch.empty(size, dtype=dtype, device=device)
-    held: dict[tuple[int, Slot, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault("held", {})
-    key = (_level(), slot, dtype, device)
+    held: dict[tuple[int, Slot, int, torch.dtype, torch.device], torch.Tensor] = _buffers.__dict__.setdefault(
+        "held", {}
+    )
+    key = (_level(), slot, number, dtype, device)
     if key not in held or held[key].numel() < count:
         with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
             held[key] = torch.empty(count, dtype=dtype, device=device)

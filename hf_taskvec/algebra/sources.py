@@ -24,6 +24,49 @@ from hf_taskvec.threads import workers
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
 
 
+class RowReader(ABC):
+    """A tensor whose rows are made when they are asked for: no more than those are in memory."""
+
+    #: where the rows are made
+    device = torch.device("cpu")
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape, of at least one dimension."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The tensor's dtype."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int, number: int = 0) -> torch.Tensor:
+        """Rows `start:stop`, in memory of this thread that the next call with this number writes over."""
+
+
+#: a tensor, or what gives its rows
+Readable = torch.Tensor | RowReader
+
+
+def rows_of(tensor: Readable, start: int, stop: int, number: int = 0) -> torch.Tensor:
+    """Rows `start:stop` of a tensor; a scalar is its own row.
+
+    Args:
+        tensor (`Readable`):
+            What `Source.open` gave.
+        start (`int`):
+            The first row.
+        stop (`int`):
+            The row after the last.
+        number (`int`, *optional*, defaults to 0):
+            Tensors whose rows are used at the same time need numbers of their own.
+    """
+    if isinstance(tensor, RowReader):
+        return tensor.rows(start, stop, number)
+    return tensor[start:stop] if tensor.ndim else tensor
+
+
 class Source(ABC):
     """A tensor that is read when used."""
 
@@ -40,6 +83,10 @@ class Source(ABC):
     @abstractmethod
     def read(self) -> torch.Tensor:
         """The tensor, on the CPU. Read-only: it may be a view over a mapped file."""
+
+    def open(self) -> "Readable":
+        """The tensor, or what gives some of its rows where it is not stored as they are: for `rows_of`."""
+        return self.read()
 
     @property
     def identity(self) -> str:
@@ -257,13 +304,27 @@ class RowsOf(Source):
 
     @override
     def read(self) -> torch.Tensor:
-        if isinstance(self.index, range):
-            return self.source.read()[self.index.start : self.index.stop]
-        return self._gathered
+        found = self.open()
+        return found if isinstance(found, torch.Tensor) else found.rows(0, len(self.index)).clone()
+
+    @override
+    def open(self) -> Readable:
+        if not isinstance(self.index, range):
+            return self._gathered
+        opened = self.source.open()
+        if isinstance(opened, RowReader):
+            return _RunOfRows(opened, self.index)
+        return opened[self.index.start : self.index.stop]
 
     @cached_property
     def _gathered(self) -> torch.Tensor:
-        return self.source.read()[list(self.index)]
+        opened = self.source.open()
+        if isinstance(opened, torch.Tensor):
+            return opened[list(self.index)]
+        rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        for position, row in enumerate(self.index):
+            rows[position] = opened.rows(row, row + 1)[0]
+        return rows
 
     @property
     @override
@@ -279,3 +340,25 @@ class RowsOf(Source):
     @override
     def roots(self) -> tuple[Source, ...]:
         return self.source.roots
+
+
+@dataclass(frozen=True)
+class _RunOfRows(RowReader):
+    """Neighbouring rows of a tensor whose rows are made when they are asked for."""
+
+    whole: RowReader
+    index: range
+
+    @property
+    @override
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.index), *self.whole.shape[1:])
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.whole.dtype
+
+    @override
+    def rows(self, start: int, stop: int, number: int = 0) -> torch.Tensor:
+        return self.whole.rows(self.index.start + start, self.index.start + stop, number)

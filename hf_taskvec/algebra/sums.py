@@ -102,10 +102,15 @@ class Sum:
         self._folded = [(coefficients[s], s) for s in order if coefficients[s] != 0.0]
         self._prepared: _Prepared | None = None
 
+    def prepare(self) -> None:
+        """Open what the sum reads, now and not with the first tile."""
+        if self._prepared is None:
+            self._prepare()
+
     def _prepare(self) -> _Prepared:
         """Several threads may get here at once: each makes its own, and the last one stays."""
         every = dict.fromkeys(s for parts in [self._folded, *(p for _, p in self._scaled)] for _, s in parts)
-        tensors = {source: source.read() for source in every}
+        tensors = {source: source.open() for source in every}
         folded = [(coefficient, tensors[source]) for coefficient, source in self._folded]
         scaled = [(weight, [(float(sign), tensors[s]) for sign, s in parts]) for weight, parts in self._scaled]
         factors = [(weight * d.scaling, d.left.read(), d.right.read()) for weight, d in self._low_rank]
@@ -222,6 +227,8 @@ class Sum:
         """
         ready = self._prepared or self._prepare()
         ((_, tensor),), ((weight, left, right),) = ready.folded, ready.factors
+        if not isinstance(tensor, torch.Tensor):
+            return False
         return abs(weight) * left.shape[1] * _size(left) * _size(right) <= 0.75 * _size(tensor)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
@@ -232,7 +239,7 @@ class Sum:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
         ready = self._prepared or self._prepare()
         tensors = [tensor for parts in (ready.folded, *(p for _, p in ready.scaled)) for _, tensor in parts]
-        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        memory = {each.untyped_storage().data_ptr() for each in tensors if isinstance(each, torch.Tensor)}
         direct = self.device == out.device and out.untyped_storage().data_ptr() not in memory
         for start, stop in self.tiles():
             rows = out[start:stop] if self.shape else out

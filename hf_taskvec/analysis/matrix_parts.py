@@ -12,6 +12,7 @@ import torch
 from hf_taskvec.algebra.deltas import Dense
 from hf_taskvec.algebra.low_rank import stacked_factors
 from hf_taskvec.algebra.measures import tiles_of
+from hf_taskvec.algebra.sources import rows_of
 from hf_taskvec.algebra.sums import Term
 
 #: Elements of a tile: one product with it and its return stay in the cache.
@@ -73,10 +74,10 @@ class MatrixPart:
         """
         match self.terms:
             case (Term(1.0, Dense((source,))),):
-                start = 0
-                for rows in source.read().split(max(1, MATRIX_TILE // max(1, source.shape[1]))):
-                    yield start, start + len(rows), rows
-                    start += len(rows)
+                opened, step = source.open(), max(1, MATRIX_TILE // max(1, source.shape[1]))
+                for start in range(0, source.shape[0], step):
+                    stop = min(start + step, source.shape[0])
+                    yield start, stop, rows_of(opened, start, stop)
             case _:
                 for start, stop, stacked in tiles_of([self.terms], torch.float32):
                     yield start, stop, stacked[0]

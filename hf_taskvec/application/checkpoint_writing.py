@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -119,12 +120,20 @@ _Task = tuple[SafetensorsWriter, OutputTensor, Sum, list[tuple[int, int]]]
 def _tasks(
     tensors: Iterable[OutputTensor], device: torch.device
 ) -> Iterator[tuple[OutputTensor, Sum, list[tuple[int, int]]]]:
-    """Runs of neighbouring tiles, each enough work for a thread to take."""
-    for tensor in tensors:
-        whole = _sum(tensor, device)
-        tiles = list(whole.tiles())
-        for start in range(0, len(tiles), 4):
-            yield tensor, whole, tiles[start : start + 4]
+    """Runs of neighbouring tiles, each enough work for a thread to take.
+
+    What a tensor is made of may have to be checked as a whole, by one thread. So that others do not wait for it, that
+    is a run of no tiles, and comes before the tiles of the tensor before.
+    """
+    before: tuple[OutputTensor, Sum] | None = None
+    for following in chain(((tensor, _sum(tensor, device)) for tensor in tensors), (None,)):
+        if following is not None:
+            yield *following, []
+        if before is not None:
+            tiles = list(before[1].tiles())
+            for start in range(0, len(tiles), 4):
+                yield *before, tiles[start : start + 4]
+        before = following
 
 
 def _sum(tensor: OutputTensor, device: torch.device) -> Sum:
@@ -142,6 +151,8 @@ def _write_tiles(task: _Task) -> int:
     untouched = not tensor.terms and tensor.source.dtype == spec.dtype
     stored = tensor.source.read() if untouched else None
     written = 0
+    if not tiles and not untouched:
+        whole.prepare()
     for start, stop in tiles:
         if stored is not None:
             rows = stored[start:stop] if spec.shape else stored

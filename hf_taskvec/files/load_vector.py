@@ -11,13 +11,14 @@ from typing import Any
 
 from hf_taskvec.algebra.deltas import read_delta
 from hf_taskvec.algebra.provenance import Provenance
-from hf_taskvec.algebra.rounding import parse_dtype
+from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
 from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, samples
+from hf_taskvec.algebra.sparse_tensors import Sparse
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, CorruptFileError, MissingFileError
 from hf_taskvec.filenames import ADAPTER_WEIGHTS, MODEL_WEIGHTS, VECTOR_RECORD
-from hf_taskvec.files.vector_schema import FORMAT, checksum, vector_schema
+from hf_taskvec.files.vector_schema import FORMAT, FORMATS, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor, changed_tensor
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location, locate
@@ -39,9 +40,10 @@ def load(
         raise MissingFileError(f"{name} has no {VECTOR_RECORD}: it is not a saved task vector.")
     document = read_json(path / VECTOR_RECORD)
     found = document.get("format")
-    if found is True or found != FORMAT:  # True == 1
+    if found is True or found not in FORMATS:  # True == 1
         raise CorruptFileError(
-            f"{name} has task vector format {found!r}; this hf_taskvec reads format {FORMAT}. Upgrade hf_taskvec."
+            f"{name} has task vector format {found!r}; this hf_taskvec reads formats up to {FORMAT}. Upgrade "
+            "hf_taskvec."
         )
     try:
         if verify and document.get("checksum") != checksum(document):
@@ -64,7 +66,7 @@ def _decode(document: dict[str, Any], folder: Path, token: str | bool | None, ve
     for key, entry in document["tensors"].items():
         stored = open_tensors[key]
         file = stored.file.path.name
-        if stored.shape != tuple(entry["shape"]) or stored.dtype != parse_dtype(entry["dtype"]):
+        if stored.shape != tuple(entry["shape"]) or dtype_name(stored.dtype) != entry["dtype"]:
             raise changed_tensor(stored.name, file, is_reference)
         if is_reference and verify and hashlib.sha256(samples(stored.read())).hexdigest() != entry["samples"]:
             raise changed_tensor(stored.name, file, is_reference)
@@ -122,7 +124,11 @@ def _open_reference(document: dict[str, Any], token: str | bool | None) -> dict[
 
 def _source(entry: Any, sources: Mapping[str, Source], depth: int = 0) -> Source:
     if isinstance(entry, str):
+        parse_dtype(sources[entry].dtype)  # positions are no weights
         return sources[entry]
+    if "sparse" in entry:
+        counts, offsets, values = (sources[entry[each]] for each in ("counts", "offsets", "values"))
+        return Sparse(typed(tuple[int, ...], entry["sparse"], "sparse"), counts, offsets, values, entry["offsets"])
     if depth == _MOST_VIEWS:
         raise CorruptFileError(f"{VECTOR_RECORD} has a view of a view of a view of a tensor. Do not trust this vector.")
     if "transposed" in entry:

@@ -90,8 +90,13 @@ class SafetensorsWriter:
         """Write rows of a tensor, from row `start` on."""
         spec = self._specs[name]
         assert rows.dtype == spec.dtype and rows.shape[1:] == torch.Size(spec.shape[1:])
-        row_bytes = numel(spec.shape[1:]) * spec.dtype.itemsize
-        self._write(tensor_bytes(rows), self._offsets[name] + start * row_bytes)
+        self.write_elements(name, rows, start * numel(spec.shape[1:]))
+
+    def write_elements(self, name: str, elements: torch.Tensor, start: int) -> None:
+        """Write elements of a tensor, in the order in which they are stored, from element `start` on."""
+        spec = self._specs[name]
+        assert elements.dtype == spec.dtype and start + elements.numel() <= numel(spec.shape)
+        self._write(tensor_bytes(elements), self._offsets[name] + start * spec.dtype.itemsize)
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,24 @@ import torch
 
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.deltas import Delta, Difference
-from hf_taskvec.algebra.exact_difference import Format, exact_format, exact_rows
-from hf_taskvec.algebra.rounding import check_finite, dtype_name, parse_dtype, round_once
-from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, samples, tensor_bytes
+from hf_taskvec.algebra.exact_difference import Format, exact_format, exact_pieces
+from hf_taskvec.algebra.rounding import dtype_name, parse_dtype, round_once
+from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, rows_of, samples, tensor_bytes
+from hf_taskvec.algebra.sparse_tensors import COUNTS, Sparse
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.algebra.tiles import tile_rows
+from hf_taskvec.algebra.tiles import tiles_of_shape
 from hf_taskvec.atomic import write_text
 from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.filenames import VECTOR_RECORD
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
-from hf_taskvec.files.vector_schema import FORMAT, checksum, vector_schema
+from hf_taskvec.files.vector_schema import FORMAT, FORMAT_WITHOUT_SPARSE, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor
 from hf_taskvec.models.tensor_files import StoredTensor
 from hf_taskvec.progress import progress_bar
 from hf_taskvec.sizes import parse_size
+from hf_taskvec.threads import workers
 
 
 def save(
@@ -45,17 +48,18 @@ def save(
     most = parse_size(max_shard_size)
     encoder = _Encoder(dtype, reference)
     with new_folder(output, VECTOR_RECORD, overwrite) as part:
+        encoder.find_formats(vector)
         parameters = {name: each for name in vector if (each := encoder.terms(name, vector[name].terms))}
         document: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMAT if encoder.has_sparse else FORMAT_WITHOUT_SPARSE,
             "library": __version__,
             "provenance": vector.provenance.with_digests(vector.sources).to_json(),
             "parameters": parameters,
         }
         if reference:
-            document.update(_reference(encoder.tensors))
+            document.update(_reference(encoder.written))
         else:
-            document["tensors"] = _write_tensors(encoder.tensors, part, most, progress)
+            document["tensors"] = _write_tensors(encoder.written, part, most, progress)
         if vector.discarded:
             document["discarded"] = dict(vector.discarded)
         document["checksum"] = checksum(document)
@@ -67,13 +71,15 @@ def save(
 def largest_saved_size(vector: TaskVector, dtype: torch.dtype | str | None = None, reference: bool = False) -> int:
     """How many bytes `save` writes at most; nothing is read.
 
-    What is not known before is whether the difference of two models needs a low part beside the high one.
+    What is not known before is whether the difference of two models needs a low part beside the high one, and how much
+    of each is zero.
     """
     encoder = _BoundingEncoder(None if dtype is None else parse_dtype(dtype), reference)
     parameters = {name: encoder.terms(name, vector[name].terms) for name in vector}
     described = len(json.dumps([parameters, vector.provenance.to_json(), dict(vector.discarded)], indent=1).encode())
-    listed = sum(tensor_record_size(name) for name in encoder.tensors)
-    stored = 0 if reference else sum(TensorSpec(each.dtype, each.shape).nbytes for each in encoder.tensors.values())
+    specs = [each for written in encoder.written for each in written.tensors.items()]
+    listed = sum(tensor_record_size(name) for name, _ in specs)
+    stored = 0 if reference else sum(spec.nbytes for _, spec in specs)
     return RECORD_SIZE + described + listed + stored
 
 
@@ -108,52 +114,72 @@ def rounding_errors(vector: TaskVector, dtype: torch.dtype | str) -> dict[str, f
     for name in vector:
         encoder.terms(name, vector[name].terms)
     lost: dict[str, tuple[float, float]] = {}
-    for each in encoder.tensors.values():
+    for each in encoder.written:
         if not isinstance(each.content, _Rounded):
             continue
-        exact = Sum(each.shape, [Term(1.0, each.content.delta)])
+        exact = Sum(each.content.delta.shape, [Term(1.0, each.content.delta)])
         name = each.content.name
         error, size = lost.get(name, (0.0, 0.0))
         for start, stop in exact.tiles():
             rows = exact.rows(start, stop)
             size += rows.square().sum().item()
-            error += (round_once(rows, each.dtype).double() - rows).square_().sum().item()
+            error += (round_once(rows, each.content.dtype).double() - rows).square_().sum().item()
         lost[name] = (error, size)
     return {name: (error / size) ** 0.5 for name, (error, size) in lost.items() if error}
 
 
-def _write_tensors(tensors: Mapping[str, "_Written"], folder: Path, most: int, progress: bool | None) -> dict[str, Any]:
-    specs = {name: TensorSpec(each.dtype, each.shape) for name, each in tensors.items()}
-    listed = {}
+def _write_tensors(
+    written: Sequence["_Written"], folder: Path, most: int, progress: bool | None
+) -> dict[str, dict[str, Any]]:
+    """Write what there is, each `_Written` by one thread; what the record lists of every tensor."""
+    specs = {name: spec for each in written for name, spec in each.tensors.items()}
+    files = {file: contents for file, contents in shard(specs, most, "taskvec").items() if contents}
     total = sum(spec.nbytes for spec in specs.values())
-    with progress_bar((), "Saving", progress, total, unit="B", unit_scale=True) as bar:
-        for file, contents in shard(specs, most, "taskvec").items():
-            if not contents:
-                continue
-            with SafetensorsWriter(folder / file, contents, {"format": "pt"}) as writer:
-                for name, spec in contents.items():
-                    digest, start = hashlib.sha256(), 0
-                    for rows in tensors[name].rows():
-                        digest.update(tensor_bytes(rows))
-                        writer.write(name, rows, start)
-                        bar.update(rows.nbytes)
-                        start += rows.shape[0] if rows.ndim else 1
-                    listed[name] = {
-                        "file": file,
-                        "dtype": dtype_name(spec.dtype),
-                        "shape": list(spec.shape),
-                        "sha256": digest.hexdigest(),
-                    }
-    return listed
+    digests: dict[str, str] = {}
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress_bar((), "Saving", progress, total, unit="B", unit_scale=True))
+        writers: dict[str, SafetensorsWriter] = {}
+        for file, contents in files.items():
+            writer = stack.enter_context(SafetensorsWriter(folder / file, contents, {"format": "pt"}))
+            writers |= dict.fromkeys(contents, writer)
+        run = stack.enter_context(workers())
+        for each, found in zip(by_size := _largest_first(written), run(_writing(writers), by_size), strict=True):
+            digests |= found
+            bar.update(each.nbytes)
+    return {
+        name: {"file": file, "dtype": dtype_name(spec.dtype), "shape": list(spec.shape), "sha256": digests[name]}
+        for file, contents in files.items()
+        for name, spec in contents.items()
+    }
 
 
-def _reference(tensors: Mapping[str, "_Written"]) -> dict[str, Any]:
+def _largest_first(written: Iterable["_Written"]) -> list["_Written"]:
+    """In the order in which threads are done soonest."""
+    return sorted(written, key=lambda each: each.nbytes, reverse=True)
+
+
+def _writing(writers: Mapping[str, SafetensorsWriter]) -> Callable[["_Written"], dict[str, str]]:
+    """A function that writes some tensors and gives the sha256 of each."""
+
+    def write(written: "_Written") -> dict[str, str]:
+        names = list(written.tensors)
+        digests, done = [hashlib.sha256() for _ in names], [0] * len(names)
+        for number, elements in written.content.pieces():
+            digests[number].update(tensor_bytes(elements))
+            writers[names[number]].write_elements(names[number], elements, done[number])
+            done[number] += elements.numel()
+        return {name: digest.hexdigest() for name, digest in zip(names, digests, strict=True)}
+
+    return write
+
+
+def _reference(written: Iterable["_Written"]) -> dict[str, Any]:
     """What a reference records instead of tensors: where each one is, and what it must be."""
     checkpoints: dict[Any, int] = {}
     listed = {}
-    for name, each in tensors.items():
+    for each in written:
         assert isinstance(each.content, _Plain)
-        source = each.content.source
+        (name,), source = each.tensors, each.content.source
         stored = source.stored if isinstance(source, VerifiedTensor) else source
         if not isinstance(stored, StoredTensor):
             raise UnsupportedError(
@@ -170,8 +196,8 @@ def _reference(tensors: Mapping[str, "_Written"]) -> dict[str, Any]:
         listed[name] = {
             "checkpoint": checkpoints.setdefault(stored.file.location, len(checkpoints)),
             "name": stored.name,
-            "dtype": dtype_name(each.dtype),
-            "shape": list(each.shape),
+            "dtype": dtype_name(source.dtype),
+            "shape": list(source.shape),
             "sha256": hashlib.sha256(tensor_bytes(tensor)).hexdigest(),
             "samples": hashlib.sha256(samples(tensor)).hexdigest(),
         }
@@ -185,8 +211,21 @@ class _Encoder:
 
     dtype: torch.dtype | None = None
     reference: bool = False
-    tensors: dict[str, "_Written"] = field(default_factory=dict)
+    written: list["_Written"] = field(default_factory=list)
+    has_sparse: bool = False
     _known: dict[Any, str] = field(default_factory=dict)
+    _formats: dict[Difference, Format] = field(default_factory=dict)
+
+    def find_formats(self, vector: TaskVector) -> None:
+        """Look at every difference, on several threads, before any is described."""
+        bounds = _BoundingEncoder(self.dtype, self.reference)
+        for name in vector:
+            bounds.terms(name, vector[name].terms)
+        every = (each.content for each in _largest_first(bounds.written))
+        contents = list({each.delta: each for each in every if isinstance(each, _ExactParts)}.values())
+        with workers() as run:
+            for content, form in zip(contents, run(_exact_format, contents), strict=True):
+                self._formats[content.delta] = form
 
     def terms(self, name: str, terms: tuple[Term, ...]) -> list[dict[str, Any]]:
         result = []
@@ -200,42 +239,66 @@ class _Encoder:
     def rounds(self) -> bool:
         return self.dtype is not None
 
-    def exact(self, key: str, name: str, delta: Difference) -> list[str]:
-        form = exact_format(delta.tuned.read(), delta.base.read(), name)
-        content = _ExactParts(delta, form)
-        keys = [f"{key}.part{part}" for part in range(form.parts)]
-        for part, each in enumerate(keys):
-            self.tensors[each] = _Written(form.dtype, delta.shape, content, part)
-        return keys
+    def exact(self, key: str, name: str, delta: Difference) -> list[Any]:
+        form, records = self._formats[delta], list[Any]()
+        tensors: dict[str, TensorSpec] = {}
+        for part in range(form.parts):
+            stored = [TensorSpec(dtype, shape) for dtype, shape in form.tensors(part)]
+            names = _tensor_names(f"{key}.part{part}", len(stored))
+            tensors |= dict(zip(names, stored, strict=True))
+            records.append(names[0] if len(names) == 1 else self._sparse(names, form.shape))
+        if tensors:
+            self.written.append(_Written(tensors, _ExactParts(name, delta, form)))
+        return records
+
+    def _sparse(self, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Any]:
+        self.has_sparse = True
+        return {"sparse": list(shape), **dict(zip(_SPARSE, names, strict=True))}
 
     def rounded(self, key: str, name: str, delta: Delta) -> list[str]:
-        self.tensors[key] = _Written(self.dtype or torch.float32, delta.shape, _Rounded(name, delta))
+        dtype = self.dtype or torch.float32
+        self.written.append(_Written({key: TensorSpec(dtype, delta.shape)}, _Rounded(name, delta, dtype)))
         return [key]
 
     def source(self, key: str, source: Source) -> Any:
         if isinstance(source, Transposed):
             return {"transposed": self.source(key, source.source)}
+        if isinstance(source, Sparse):
+            stored = (source.counts, source.offsets, source.values)
+            names = zip(_tensor_names(key, len(stored)), stored, strict=True)
+            return self._sparse([self.source(name, each) for name, each in names], source.shape)
         if isinstance(source, RowsOf) and self.reference:
             index = source.index
             rows = [index.start, index.stop] if isinstance(index, range) else list(index)
             return {"rows": rows, "range": isinstance(index, range), "of": self.source(key, source.source)}
         if source not in self._known:
             if self.reference:
-                key = f"{key}.{len(self.tensors)}"
+                key = f"{key}.{len(self.written)}"
             self._known[source] = key
-            self.tensors[key] = _Written(source.dtype, source.shape, _Plain(source))
+            self.written.append(_Written({key: TensorSpec(source.dtype, source.shape)}, _Plain(source)))
         return self._known[source]
+
+
+#: the tensors of a sparse one
+_SPARSE = ("counts", "offsets", "values")
+
+
+def _tensor_names(key: str, count: int) -> list[str]:
+    return [key] if count == 1 else [f"{key}.{each}" for each in _SPARSE]
 
 
 class _BoundingEncoder(_Encoder):
     """Takes every difference for one that needs two parts of the wider dtype, and so reads none."""
 
-    def exact(self, key: str, name: str, delta: Difference) -> list[str]:
+    def exact(self, key: str, name: str, delta: Difference) -> list[Any]:
         dtype = torch.promote_types(delta.tuned.dtype, delta.base.dtype)
-        content = _ExactParts(delta, Format(dtype, 2))
-        keys = [f"{key}.part{part}" for part in range(2)]
-        self.tensors |= {each: _Written(dtype, delta.shape, content, part) for part, each in enumerate(keys)}
-        return keys
+        # A sparse part is smaller, but there are three tensors to describe.
+        nothing = TensorSpec(COUNTS, (0,))
+        names = [_tensor_names(f"{key}.part{part}", len(_SPARSE)) for part in range(2)]
+        tensors = {each: nothing for part in names for each in part}
+        tensors |= {part[-1]: TensorSpec(dtype, delta.shape) for part in names}
+        self.written.append(_Written(tensors, _ExactParts(name, delta, Format(dtype, 2))))
+        return [self._sparse(part, delta.shape) for part in names]
 
 
 @dataclass(frozen=True)
@@ -244,21 +307,35 @@ class _Plain:
 
     source: Source
 
-    def rows(self, dtype: torch.dtype, part: int) -> Iterator[torch.Tensor]:
-        tensor = self.source.read()
-        yield from tensor.split(tile_rows(self.source.shape)) if tensor.ndim else [tensor]
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        opened = self.source.open()
+        for start, stop in tiles_of_shape(self.source.shape):
+            yield 0, rows_of(opened, start, stop)
 
 
 @dataclass(frozen=True)
 class _ExactParts:
     """The exact parts of a difference."""
 
+    name: str
     delta: Difference
     form: Format
 
-    def rows(self, dtype: torch.dtype, part: int) -> Iterator[torch.Tensor]:
-        for parts in exact_rows(self.delta.tuned.read(), self.delta.base.read(), self.form):
-            yield parts[part]
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        first, following = list[int](), 0
+        for part in range(self.form.parts):
+            if self.form.is_sparse(part):
+                yield following, torch.tensor(self.form.counts[part], dtype=COUNTS, device="cpu")
+                following += 1
+            first.append(following)
+            following = first[-1] + (2 if self.form.is_sparse(part) else 1)
+        for piece in exact_pieces(self.delta.tuned.read(), self.delta.base.read(), self.form):
+            for number, elements in zip(first, piece, strict=True):
+                yield from enumerate(elements, number)
+
+
+def _exact_format(content: _ExactParts) -> Format:
+    return exact_format(content.delta.tuned.read(), content.delta.base.read(), content.name)
 
 
 @dataclass(frozen=True)
@@ -267,23 +344,24 @@ class _Rounded:
 
     name: str
     delta: Delta
+    dtype: torch.dtype
 
-    def rows(self, dtype: torch.dtype, part: int) -> Iterator[torch.Tensor]:
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         whole = Sum(self.delta.shape, [Term(1.0, self.delta)])
         for start, stop in whole.tiles():
-            rows = whole.rows(start, stop)
-            check_finite(rows, dtype, self.name)
-            yield round_once(rows, dtype)
+            yield 0, whole.rounded(start, stop, self.dtype, self.name)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A tensor to be written."""
+    """Tensors that are written together.
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    `content.pieces` gives the elements of each in turn, with the tensor's number; to be used at once.
+    """
+
+    tensors: Mapping[str, TensorSpec]
     content: _Plain | _ExactParts | _Rounded
-    part: int = 0
 
-    def rows(self) -> Iterator[torch.Tensor]:
-        return self.content.rows(self.dtype, self.part)
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.tensors.values())

@@ -1,6 +1,7 @@
 """Tensors of a saved task vector, checked against what its record says."""
 
 import hashlib
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,16 @@ from hf_taskvec.errors import ChangedSourceError, CorruptFileError
 from hf_taskvec.models.tensor_files import StoredTensor
 
 
+class _Checked:
+    """Whether something was checked; one thread does it, and others wait. A copy knows nothing."""
+
+    def __init__(self) -> None:
+        self.lock, self.done = threading.Lock(), False
+
+    def __reduce__(self) -> "tuple[type[_Checked], tuple[()]]":
+        return _Checked, ()
+
+
 @dataclass(frozen=True)
 class VerifiedTensor(Source):
     """A stored tensor that is checked against its recorded sha256 when it is first read."""
@@ -17,7 +28,7 @@ class VerifiedTensor(Source):
     stored: StoredTensor
     sha256: str
     is_reference: bool = False
-    _checked: set[str] = field(default_factory=set, compare=False, repr=False)
+    _checked: _Checked = field(default_factory=_Checked, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,10 +53,10 @@ class VerifiedTensor(Source):
     def read(self) -> torch.Tensor:
         """The tensor; an error if its content is not what was recorded."""
         tensor = self.stored.read()
-        if not self._checked:
-            if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != self.sha256:
+        with self._checked.lock:
+            if not self._checked.done and hashlib.sha256(tensor_bytes(tensor)).hexdigest() != self.sha256:
                 raise changed_tensor(self.stored.name, self.stored.file.path.name, self.is_reference)
-            self._checked.add(self.sha256)
+            self._checked.done = True
         return tensor
 
 

@@ -22,7 +22,8 @@ from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileE
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location
 
-#: What safetensors calls a dtype -> the dtype. Besides those of weights, old checkpoints hold masks and the like.
+#: What safetensors calls a dtype -> the dtype. Besides those of weights, old checkpoints hold masks and the like, and
+#: saved vectors the positions of what is not zero.
 SAFETENSORS_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -32,6 +33,7 @@ SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "I8": torch.int8,
     "I16": torch.int16,
+    "U16": torch.uint16,
     "I32": torch.int32,
     "I64": torch.int64,
 }

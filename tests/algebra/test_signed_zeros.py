@@ -34,7 +34,7 @@ def test_every_sign_comes_back(dtype: torch.dtype) -> None:
         base, tuned = sides(dtype, cases)
         own: Source = InMemory(base)
         difference: Delta = Difference(own, InMemory(tuned))
-        parts = tuple(InMemory(part) for part in exact_parts(tuned, base, "w"))
+        parts = exact_parts(tuned, base, "w")
         kinds = [difference, Rows(range(len(cases)), difference, len(cases))]
         if parts:
             kinds += [Dense(parts), Rows(tuple(range(len(cases))), Dense(parts), len(cases))]

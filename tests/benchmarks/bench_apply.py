@@ -11,6 +11,7 @@ longer than any job here. That flatters whoever needs much memory.
 
 import argparse
 import json
+import math
 import mmap
 import os
 import shutil
@@ -147,6 +148,23 @@ def job_dense(base: str, tuned: str, target: str, out: str, scale: str) -> None:
     warm_up(base)
     with Watch():
         TaskVector.from_finetuned(base, tuned).apply(target, out, scale=float(scale))
+
+
+def job_save(base: str, tuned: str, out: str) -> None:
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        TaskVector.from_finetuned(base, tuned).save(out)
+
+
+def job_load(base: str, vector: str, out: str, scale: str) -> None:
+    import hf_taskvec.application.to_checkpoint  # noqa: F401
+    from hf_taskvec import TaskVector
+
+    warm_up(base)
+    with Watch():
+        TaskVector.load(vector).apply(base, out, scale=float(scale))
 
 
 def job_mixed(base: str, tuned: str, other: str, out: str) -> None:
@@ -354,7 +372,8 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
     print(f"\nA model of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB; files in memory.\n")
     print("| what | ours | the other side | ratio | ours: peak anonymous memory |\n|---|---|---|---|---|")
 
-    notes = dense_rows(folder, mergekit_python)
+    note, mergekit_process = dense_rows(folder, mergekit_python)
+    notes = [note, saved_rows(folder, mergekit_process)]
     copying = min(command(["cp", "-r", str(base), str(folder / "copy")]) for _ in fresh(folder / "copy"))
     adapter = quickest(run("adapter", base, folder / "adapter1", out)[0] for _ in fresh(out))
     row("rank-32 adapter, negated, into a checkpoint, against copying the checkpoint", adapter, copying, slower=True)
@@ -391,8 +410,8 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
     many(folder, max(1, layers // 6))
 
 
-def dense_rows(folder: Path, mergekit_python: str | None) -> list[str]:
-    """The rows about whole checkpoints, and a note on rounding.
+def dense_rows(folder: Path, mergekit_python: str | None) -> tuple[str, float | None]:
+    """The rows about whole checkpoints; a note on rounding, and the seconds of a whole process of mergekit's.
 
     All sides are taken in turns, and the best of each counts: the machine may be doing other things. What one wrote is
     removed before the next begins, so that all find the same memory free.
@@ -428,13 +447,11 @@ def dense_rows(folder: Path, mergekit_python: str | None) -> list[str]:
                 best[scale],
                 quickest(found),
             )
-    if mergekit_python:
-        for scale in theirs:
-            whole_processes(folder, mergekit_python, scale)
-    return [rounding_note(folder, mergekit_python)]
+    whole = [whole_processes(folder, mergekit_python, scale) for scale in theirs] if mergekit_python else [None]
+    return rounding_note(folder, mergekit_python), whole[0]
 
 
-def whole_processes(folder: Path, mergekit_python: str, scale: float) -> None:
+def whole_processes(folder: Path, mergekit_python: str, scale: float) -> float:
     """The same work as a user starts it, imports and all."""
     base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
     code = "import sys; from hf_taskvec import TaskVector; b, t, o, s = sys.argv[1:]; "
@@ -444,7 +461,8 @@ def whole_processes(folder: Path, mergekit_python: str, scale: float) -> None:
     config = mergekit_config(folder, str(tuned), scale)
     tool = [str(Path(mergekit_python).with_name("mergekit-yaml")), str(config), str(merged)]
     theirs = min(command([*tool, "--allow-crimes", "--no-copy-tokenizer"]) for _ in fresh(merged, times=2))
-    row(f"own base, λ = {scale:g}, whole processes, against `mergekit-yaml`".replace("-0", "−0"), ours, theirs)
+    row(f"own base, λ = {scale:g}, whole processes, against `mergekit-yaml`".replace("= -", "= −"), ours, theirs)
+    return theirs
 
 
 def rounding_note(folder: Path, mergekit_python: str | None) -> str:
@@ -464,6 +482,45 @@ def rounding_note(folder: Path, mergekit_python: str | None) -> str:
     clear(out)
     found = "; ".join(f"{side} {', '.join(each)}" for side, each in counts.items() if each)
     return f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1, −0.6, and −0.7 τ + 0.2 τ': {found}."
+
+
+def saved_rows(folder: Path, mergekit_process: float | None) -> str:
+    """The rows about saved vectors, and a note on their bytes. Both sides in turns, the best of each.
+
+    The last two rows are whole processes: what a user waits for, imports and all.
+    """
+    base, tuned, out, vector = (folder / name for name in ("base", "tuned", "out", "vector"))
+    program = [sys.executable, "-m", "hf_taskvec"]
+    extract = [*program, "extract", str(base), str(tuned), "-o", str(vector)]
+    apply = [*program, "apply", str(vector), str(base), "--scale=-0.6", "-o", str(out)]
+    writing = f"cat {base}/*.safetensors {tuned}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
+    reading = f"cat {vector}/*.safetensors > /dev/null; cp -r {base} {folder}/copy"
+    ours: dict[str, list[dict[str, float]]] = {"save": [], "load": [], "extract": [], "apply": []}
+    copies: dict[str, list[float]] = {"write": [], "read": []}
+    for _ in range(3):
+        ours["save"].append(run("save", base, tuned, vector)[0])
+        copies["write"].append(command(["sh", "-c", writing]))
+        clear(folder / "copy")
+        ours["load"].append(run("load", base, vector, out, -0.6)[0])
+        clear(out)
+        copies["read"].append(command(["sh", "-c", reading]))
+        clear(folder / "copy", vector)
+        ours["extract"].append({"seconds": command(extract), "memory": float("nan")})
+        ours["apply"].append({"seconds": command(apply), "memory": float("nan")})
+        size = sum(path.stat().st_size for path in vector.iterdir())
+        clear(out, vector)
+    best = {name: quickest(each) for name, each in ours.items()}
+    write, read = (min(each) for each in copies.values())
+    row("saving τ, against reading both and writing one (`cat`, `cp`)", best["save"], write, slower=True)
+    row("loading τ, `base − 0.6 τ`, against reading both and writing one", best["load"], read, slower=True)
+    row("`taskvec extract`, the whole process, against the same", best["extract"], write, slower=True)
+    row("`taskvec apply` of the saved τ, the whole process", best["apply"], read, slower=True)
+    if mergekit_process is not None:
+        both = {"seconds": best["extract"]["seconds"] + best["apply"]["seconds"], "memory": float("nan")}
+        row("`taskvec extract` and `taskvec apply`, whole processes, against `mergekit-yaml`", both, mergekit_process)
+    return (
+        f"The saved vector has {size / (tuned / 'model.safetensors').stat().st_size:.3f} × the bytes of the fine-tune."
+    )
 
 
 def quickest(found: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -506,7 +563,8 @@ def many(folder: Path, layers: int) -> None:
 def row(what: str, ours: dict[str, float], other: dict[str, float] | float, slower: bool = False) -> None:
     seconds = other["seconds"] if isinstance(other, dict) else other
     ratio = f"{ours['seconds'] / seconds:.2f}× the time" if slower else f"{seconds / ours['seconds']:.1f}× faster"
-    print(f"| {what} | {ours['seconds']:.2f} s | {seconds:.1f} s | {ratio} | {ours['memory']:.0f} MB |", flush=True)
+    memory = "–" if math.isnan(ours["memory"]) else f"{ours['memory']:.0f} MB"
+    print(f"| {what} | {ours['seconds']:.2f} s | {seconds:.1f} s | {ratio} | {memory} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,15 @@ def values(vector: TaskVector) -> dict[str, Any]:
 
 
 def make_saved(folder: Path) -> None:
-    kinds = ("difference", "low rank", "transposed low rank", "DoRA of Conv1D", "scattered rows", "a range of rows")
+    kinds = (
+        "difference",
+        "high and sparse low",
+        "low rank",
+        "transposed low rank",
+        "DoRA of Conv1D",
+        "scattered rows",
+        "a range of rows",
+    )
     terms = {kind: [Term(0.5, KINDS[kind](torch.Generator().manual_seed(0))[0])] for kind in kinds}
     TaskVector(terms, _PROVENANCE, {"low rank": 0.25}).save(folder)
 
@@ -181,12 +189,35 @@ def _whole(value: Any) -> int:
 
 def _tensor(entry: Any, stored: dict[str, torch.Tensor]) -> torch.Tensor:
     if isinstance(entry, str):
+        if not stored[entry].is_floating_point():
+            raise MeaninglessError("positions are no weights")
         return stored[entry].double()
+    if "sparse" in entry:
+        return _sparse(entry, stored)
     if "transposed" in entry:
         return _tensor(entry["transposed"], stored).T
     rows = entry["rows"]
     index = list(range(*map(_whole, rows))) if entry["range"] else list(map(_whole, rows))
     return _tensor(entry["of"], stored)[index]
+
+
+def _sparse(entry: Any, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    counts, offsets, values = (stored[_typed(entry[key], str)] for key in ("counts", "offsets", "values"))
+    shape = [_whole(size) for size in _typed(entry["sparse"], list)]
+    size, blocks = math.prod(shape), -(-math.prod(shape) // 65536)
+    if not shape or min(shape) < 0 or counts.shape != (blocks,) or offsets.shape != values.shape or values.ndim != 1:
+        raise MeaninglessError("no such tensor")
+    if [counts.dtype, offsets.dtype] != [torch.int32, torch.uint16] or not values.is_floating_point():
+        raise MeaninglessError("no counts, offsets and values")
+    first = [65536 * block for block, count in enumerate(counts.tolist()) for _ in range(count)]
+    if len(first) != len(values) or (counts < 0).any():
+        raise MeaninglessError("counts of something else")
+    places = [start + offset for start, offset in zip(first, offsets.tolist(), strict=True)]
+    if places != sorted(set(places)) or (places and places[-1] >= size):
+        raise MeaninglessError("positions that are not there")
+    whole = torch.zeros(size, dtype=torch.float64)
+    whole[places] = values.double()
+    return whole.view(shape)
 
 
 def _dense(term: Any, stored: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, DoRA, LowRank, Rows
 from hf_taskvec.algebra.sources import InMemory, RowsOf, Transposed
+from hf_taskvec.algebra.sparse_tensors import Sparse
 
 ROWS, COLUMNS = 6, 5
 SHAPE = (ROWS, COLUMNS)
@@ -23,6 +24,14 @@ def _dense(g: torch.Generator) -> tuple[Delta, torch.Tensor]:
 def _high_low(g: torch.Generator) -> tuple[Delta, torch.Tensor]:
     high, low = _tensor(g, *SHAPE), _tensor(g, *SHAPE) * 2**-24
     return Dense((InMemory(high), InMemory(low))), high.double() + low.double()
+
+
+def _sparse_low(g: torch.Generator) -> tuple[Delta, torch.Tensor]:
+    high, low = _tensor(g, *SHAPE), torch.zeros(SHAPE)
+    low.view(-1)[[3, 17, 18]] = torch.tensor([2.0**-30, -(2.0**-28), -0.0])
+    counts, offsets = torch.tensor([3], dtype=torch.int32), torch.tensor([3, 17, 18], dtype=torch.uint16)
+    sparse = Sparse(SHAPE, InMemory(counts), InMemory(offsets), InMemory(low.view(-1)[[3, 17, 18]]))
+    return Dense((InMemory(high), sparse)), high.double() + low.double()
 
 
 def _difference(g: torch.Generator) -> tuple[Delta, torch.Tensor]:
@@ -71,6 +80,7 @@ def _dora(axis: int) -> Callable[[torch.Generator], tuple[Delta, torch.Tensor]]:
 KINDS = {
     "dense": _dense,
     "high and low": _high_low,
+    "high and sparse low": _sparse_low,
     "difference": _difference,
     "low rank": _low_rank,
     "transposed low rank": _transposed,
