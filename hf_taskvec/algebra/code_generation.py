@@ -1,5 +1,6 @@
 """LLVM's instructions for elementwise expressions: reading stored numbers, the operations, and the rounding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ _SINGLE, _DOUBLE, _POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 _STORED = {torch.bfloat16: _I16, torch.float16: _I16, torch.float32: _SINGLE, torch.float64: _DOUBLE}
 _BITS = {2: _I16, 4: _I32, 8: _I64}
 _PRECISION = {torch.float32: _SINGLE, torch.float64: _DOUBLE}
+
+# Lanes in which products are added up.
+_FEW = 4
 
 # The bits of fp32 numbers: infinity; the smallest normal one; the least that are infinite in 16 bits.
 _INFINITE, _SMALLEST_NORMAL = 0x7F800000, 0x00800000
@@ -58,10 +62,7 @@ def histogram_loop(element: Element, inputs: tuple[torch.dtype, ...]) -> ir.Modu
     distance = build.sub(build.and_(bits, _all(_I32, 0x7FFFFFFF)), _broadcast(build, build.trunc(first, _I32)))
     found = build.lshr(distance, _broadcast(build, build.trunc(shift, _I32)))
     beyond = _broadcast(build, build.trunc(bins, _I32))
-    # Of the elements before the end some were counted before.
-    lanes = ir.Constant(_vector(_I64), list(range(WIDTH)))
-    new = build.icmp_signed(">=", build.add(_broadcast(build, loop.place), lanes), _broadcast(build, loop.index))
-    inside = build.and_(build.icmp_unsigned("<", found, beyond), new)
+    inside = build.and_(build.icmp_unsigned("<", found, beyond), _is_new(loop))
     with build.if_then(_any(build, inside)):
         places = build.zext(build.select(inside, found, beyond), _vector(_I64))
         for lane in range(WIDTH):
@@ -71,6 +72,47 @@ def histogram_loop(element: Element, inputs: tuple[torch.dtype, ...]) -> ir.Modu
     loop.end({})
     build.ret(ir.Constant(_I64, 0))
     return loop.module
+
+
+def products_loop(elements: Sequence[Element], inputs: tuple[torch.dtype, ...]) -> ir.Module:
+    """A module with the function `loop(count, addresses of the inputs, factors, address of the products)`.
+
+    The products are fp64 numbers, to which the inner product of each expression with itself and with those before it is
+    added: of the first with itself, of the second with the first, of the second with itself, and so on.
+    """
+    loop = _Loop(inputs)
+    build, zero = loop.builder, _all(_DOUBLE, 0.0)
+    new = _is_new(loop)
+    values = [build.select(new, _converted(build, loop.value(each), torch.float64), zero) for each in elements]
+    sums = {}
+    for number, one in enumerate(values):
+        for other in values[: number + 1]:
+            product, width = build.fmul(one, other), WIDTH
+            while width > _FEW:  # few accumulators stay in registers, however many lanes there are
+                width //= 2
+                product = build.fadd(*(_half(build, product, first, width) for first in (0, width)))
+            total = loop.carried(ir.Constant(ir.VectorType(_DOUBLE, _FEW), [0.0] * _FEW))
+            sums[total] = build.fadd(total, product)
+    loop.end(sums)
+    for number, found in enumerate(sums.values()):
+        address = build.gep(loop.output, [ir.Constant(_I64, number)], source_etype=_DOUBLE)
+        whole = build.load(address, typ=_DOUBLE)
+        for lane in range(_FEW):
+            whole = build.fadd(whole, build.extract_element(found, ir.Constant(_I32, lane)))
+        build.store(whole, address)
+    build.ret(ir.Constant(_I64, 0))
+    return loop.module
+
+
+def _half(build: ir.IRBuilder, vector: Any, first: int, width: int) -> Any:
+    lanes = ir.Constant(ir.VectorType(_I32, width), list(range(first, first + width)))
+    return build.shuffle_vector(vector, vector, lanes)
+
+
+def _is_new(loop: "_Loop") -> Any:
+    """Which elements are worked on for the first time: of those before the end, some were before."""
+    build, lanes = loop.builder, ir.Constant(_vector(_I64), list(range(WIDTH)))
+    return build.icmp_signed(">=", build.add(_broadcast(build, loop.place), lanes), _broadcast(build, loop.index))
 
 
 class _Loop:

@@ -5,6 +5,7 @@ difference of its tensors times its weight, added from the left; then what is fo
 computed.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from hf_taskvec.algebra.machine_code import (
     can_compile,
     compiled,
     machine_code,
+    products_code,
 )
 from hf_taskvec.algebra.sources import Readable, rows_of
 
@@ -30,6 +32,9 @@ Scaled = Sequence[tuple[float, Weighted]]
 # Loading the compiler takes a tenth of a second, and an expression some hundredths: for less than this many elements
 # torch is sooner done.
 LEAST = 1 << 16
+
+# Expressions of which all inner products are made in one pass: of more, the sums do not stay near a core.
+MOST_PRODUCTS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +184,37 @@ class FormulaBuilder:
     def formula(self, element: Element) -> Formula:
         """What was written down."""
         return Formula(element, tuple(self._tensors), tuple(self._factors))
+
+
+def inner_products(build: FormulaBuilder, elements: Sequence[Element], start: int, stop: int) -> torch.Tensor | None:
+    """All inner products of some expressions over the same tensors, rows `start:stop`, by machine code.
+
+    Args:
+        build (`FormulaBuilder`):
+            With which they were written down.
+        elements (`Sequence[Element]`):
+            The expressions.
+        start (`int`):
+            The first row.
+        stop (`int`):
+            The row after the last.
+
+    Returns:
+        `torch.Tensor`: Of them with each other, in fp64; `None` if torch has to do it.
+    """
+    whole = build.formula(elements[0])
+    inputs = [each.contiguous() for each in whole._inputs(start, stop, ())]
+    count, dtypes = inputs[0].numel(), tuple(each.dtype for each in inputs)
+    if count < WIDTH or len(elements) > MOST_PRODUCTS or not set(dtypes) <= set(COMPILED_DTYPES) or not can_compile():
+        return None
+    found = torch.zeros(len(elements) * (len(elements) + 1) // 2, dtype=torch.float64, device="cpu")
+    addresses = (ctypes.c_void_p * len(inputs))(*(each.data_ptr() for each in inputs))
+    factors = (ctypes.c_double * len(whole.factors))(*whole.factors)
+    products_code(tuple(elements), dtypes)(count, addresses, factors, found.data_ptr())
+    result = torch.empty(len(elements), len(elements), dtype=torch.float64, device="cpu")
+    rows, columns = torch.tril_indices(len(elements), len(elements), device="cpu")
+    result[rows, columns] = result[columns, rows] = found
+    return result
 
 
 def sum_formula(folded: Weighted, scaled: Scaled = ()) -> Formula:

@@ -161,3 +161,11 @@ def _function(module: "ir.Module", result: Any, *arguments: Any) -> Callable[...
         _engines.append(engine)
         found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address("loop"))
         return found
+
+
+@functools.cache
+def products_code(elements: tuple[Element, ...], inputs: tuple[torch.dtype, ...]) -> Callable[..., Any]:
+    """The function of `code_generation.products_loop`."""
+    from hf_taskvec.algebra.code_generation import products_loop
+
+    return _function(products_loop(elements, inputs), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from hf_taskvec.algebra import formulas
 from hf_taskvec.algebra.low_rank import are_factors, stacked_factors
+from hf_taskvec.algebra.machine_code import WIDTH
 from hf_taskvec.algebra.rounding import not_finite
 from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.algebra.sources import numel
@@ -70,6 +72,9 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
                 result[j, i] += value
     dense = {i: terms for i, (terms, _) in enumerate(split) if terms}
     owners = torch.tensor(list(dense), dtype=torch.int64, device="cpu")
+    if dense and not factors and (products := _products(list(dense.values()))) is not None:
+        result[owners[:, None], owners] = products
+        dense = {}
     for start, stop, rows in tiles_of(list(dense.values())):
         flat = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
         result[owners[:, None], owners] += flat @ flat.T
@@ -81,6 +86,24 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
     if not bool(result.isfinite().all()):
         raise not_finite(name)
     return result
+
+
+def _products(vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor | None:
+    """All inner products of sums of stored tensors, if machine code can make them: each tensor is read once."""
+    shape = vectors[0][0].delta.shape
+    if numel(shape) < formulas.LEAST or numel(shape[1:]) < WIDTH:  # every tile has a row at least
+        return None
+    build = formulas.FormulaBuilder()
+    elements = [element for terms in vectors if (element := Sum(shape, terms).element(build)) is not None]
+    if len(elements) < len(vectors):
+        return None
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device="cpu")
+    for start, stop in tiles_of_shape(shape):
+        found = formulas.inner_products(build, elements, start, stop)
+        if found is None:
+            return None
+        total += found
+    return total
 
 
 @kept_subnormals()

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hf_taskvec.algebra.computed_deltas import Tiles
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
-from hf_taskvec.algebra.formulas import Formula, FormulaBuilder
+from hf_taskvec.algebra.formulas import MOST_PRODUCTS, Formula, FormulaBuilder, inner_products
 from hf_taskvec.algebra.machine_code import machine_code
+from hf_taskvec.algebra.measures import gram
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Term
 
 COUNT, INPUTS, FACTORS = 37, 3, (0.3, -2.0, 0.0)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 PRECISIONS = (torch.float32, torch.float64)
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 # Subnormal numbers, signed zeros, ties, what overflows when it is multiplied, infinities and NaN.
@@ -102,3 +104,18 @@ def test_what_is_made_for_a_tile_is_read_beside_what_is_stored() -> None:
     out = torch.empty(20, 4, dtype=torch.float32)
     assert whole.write(out, 10, 30, [made])
     assert torch.equal(out, (-0.5 * made.double() + table[10:30].double()).float())
+
+
+@pytest.mark.parametrize("count", [1, 3, MOST_PRODUCTS])
+@pytest.mark.parametrize("rows", [1, 30, 37])
+def test_inner_products_count_each_element_once(rows: int, count: int) -> None:
+    torch.manual_seed(rows)
+    base, *tuned = (torch.randn(rows, 41).to(DTYPES[n % len(DTYPES)]) for n in range(count + 1))
+    build = FormulaBuilder()
+    elements = [build.times(n + 0.5, build.combined([(-1.0, base), (1.0, each)])) for n, each in enumerate(tuned)]
+    found = inner_products(build, elements, 0, rows)
+    flat = torch.stack([(n + 0.5) * (each.double() - base.double()) for n, each in enumerate(tuned)]).flatten(1)
+    assert found is not None
+    torch.testing.assert_close(found, flat @ flat.T, rtol=1e-12, atol=1e-12)
+    terms = [(Term(n + 0.5, Difference(InMemory(base), InMemory(each))),) for n, each in enumerate(tuned)]
+    torch.testing.assert_close(gram("w", terms), found, rtol=1e-12, atol=1e-12)
