@@ -157,14 +157,15 @@ class FormulaBuilder:
 
         Where all but the last cancel, as in `base - base + tuned`, the last is what is left, -0.0 included: `0.0 +
         -0.0` is 0.0, but `-0.0 - 0.0` is -0.0. So with several tensors the first is negated by the next, others are
-        subtracted, and all that is subtracted from the last. No other bit changes.
+        subtracted, and all that is subtracted from the last. No other bit changes. What is subtracted itself (`base -
+        tuned`, in parts) has no sign to be kept: there they are added from the left.
         """
         terms = [(coefficient, self.tensor(tensor)) for coefficient, tensor in tensors]
         if [coefficient for coefficient, _ in terms] == [-1.0, 1.0]:
             return terms[1][1] - terms[0][1]
         total, last = self.times(*terms[0]), len(terms) - 1
         for number, (coefficient, element) in enumerate(terms[1:], 1):
-            if last == 1:
+            if last == 1 or terms[last][0] < 0.0:
                 total = total + self.times(coefficient, element)
             elif 1 < number < last:
                 total = total - self.times(coefficient, element)
