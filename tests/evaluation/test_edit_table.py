@@ -9,6 +9,7 @@ from support.made_reports import made_report, made_report_of_edits
 
 from hf_taskvec.errors import BadValueError, MismatchError
 from hf_taskvec.evaluation import UnlearningReport, edit_table
+from hf_taskvec.evaluation.reporting.plots import forgetting_figure
 from hf_taskvec.evaluation.scoring.metrics import PRIMARY
 
 GENTLE, STRONG, REPAIRED = "-0.5*forget", "-1*forget", "repaired | twice"
@@ -86,3 +87,14 @@ def test_what_cannot_share_a_table_is_refused(reports: dict[int, UnlearningRepor
         edit_table({**reports, 4: made_report(4)})
     with pytest.raises(MismatchError, match="are of one model"):
         edit_table({**reports, 4: reports[1]})
+
+
+def test_an_edit_that_is_far_out_leaves_the_plot_room_for_the_others() -> None:
+    def axis(strong: float) -> tuple[float, list[str]]:
+        edits, relative = {GENTLE: 1.0, STRONG: 2.0}, {GENTLE: 0.5, STRONG: strong}
+        left = forgetting_figure(made_report_of_edits(1, edits, GENTLE, relative=relative)).axes[0]
+        return left.get_xlim()[1], [text.get_text().strip() for text in left.texts]
+
+    assert axis(13.7) == (2.5, ["13.7 →"] * len(PRIMARY))
+    most, told = axis(1.1)
+    assert 1.1 < most < 1.3 and told == []

@@ -291,12 +291,33 @@ def _forgetting_by_edit(report: UnlearningReport, choice: Choice) -> "Figure":
             values = {row_of[each.scale]: getattr(each, part) for each in choice.candidates}
             points = {r: Interval(*[found[name]] * 3) for r, found in values.items() if name in found}
             _dots(axes, points, number, len(criteria.judged), label)
+    _cut_at(left, _FAR)
     left.set_xlabel("R: 0 untouched, 1 as if never seen (band: as if never seen)")
     right.set_xlabel("share lost by the kept book that lost most (band: allowed)")
     _name_rows(left, report)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+# An R beyond this is told, not shown to scale: a model that was destroyed would leave no room for the others.
+_FAR = 2.5
+
+
+def _cut_at(axes: Any, most: float) -> None:
+    """End an axis where points beyond it would press the others together; their numbers stand at its end."""
+    beyond = [
+        (x, y, line.get_color())
+        for line in axes.get_lines()
+        if line.get_marker() not in ("", "None", None)
+        for x, y in zip(*line.get_data(), strict=True)
+        if x > most
+    ]
+    if not beyond:
+        return
+    axes.set_xlim(right=most)
+    for x, y, colour in beyond:
+        axes.text(most, y, f"{x:.1f} → ", color=colour, ha="right", va="center", fontsize=8)
 
 
 def _dots(axes: Any, rows: Mapping[int, Interval], number: int, of: int, label: str) -> None:
