@@ -160,7 +160,7 @@ class _Stored(Delta):
 
     def add_rows(self, out: torch.Tensor, start: int, stop: int, weight: float) -> None:
         # As `Sum` does it: a whole weight multiplies the stored tensors, any other their exact sum.
-        opened = [(float(sign), source.open()) for sign, source in self.parts]
+        opened = [(float(sign), source.readable()) for sign, source in self.parts]
         parts = [(sign, rows_of(each, start, stop, number)) for number, (sign, each) in enumerate(opened)]
         if weight.is_integer():
             whole = sum_formula([(1.0, out), *((sign * weight, tensor) for sign, tensor in parts)])

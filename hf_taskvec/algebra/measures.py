@@ -91,7 +91,7 @@ def gram(name: str, vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor:
 def _products(vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor | None:
     """All inner products of sums of stored tensors, if machine code can make them: each tensor is read once."""
     shape = vectors[0][0].delta.shape
-    if numel(shape) < formulas.LEAST or numel(shape[1:]) < WIDTH:  # every tile has a row at least
+    if numel(shape[1:]) < WIDTH:  # every tile has a row at least
         return None
     build = formulas.FormulaBuilder()
     elements = [element for terms in vectors if (element := Sum(shape, terms).element(build)) is not None]

@@ -54,7 +54,7 @@ def rows_of(tensor: Readable, start: int, stop: int, number: int = 0) -> torch.T
 
     Args:
         tensor (`Readable`):
-            What `Source.open` gave.
+            What `Source.readable` gave.
         start (`int`):
             The first row.
         stop (`int`):
@@ -84,7 +84,7 @@ class Source(ABC):
     def read(self) -> torch.Tensor:
         """The tensor, on the CPU. Read-only: it may be a view over a mapped file."""
 
-    def open(self) -> "Readable":
+    def readable(self) -> "Readable":
         """The tensor, or what gives some of its rows where it is not stored as they are: for `rows_of`."""
         return self.read()
 
@@ -304,21 +304,21 @@ class RowsOf(Source):
 
     @override
     def read(self) -> torch.Tensor:
-        found = self.open()
+        found = self.readable()
         return found if isinstance(found, torch.Tensor) else found.rows(0, len(self.index)).clone()
 
     @override
-    def open(self) -> Readable:
+    def readable(self) -> Readable:
         if not isinstance(self.index, range):
             return self._gathered
-        opened = self.source.open()
+        opened = self.source.readable()
         if isinstance(opened, RowReader):
             return _RunOfRows(opened, self.index)
         return opened[self.index.start : self.index.stop]
 
     @cached_property
     def _gathered(self) -> torch.Tensor:
-        opened = self.source.open()
+        opened = self.source.readable()
         if isinstance(opened, torch.Tensor):
             return opened[list(self.index)]
         rows = torch.empty(self.shape, dtype=self.dtype, device="cpu")

@@ -125,7 +125,7 @@ class Sparse(Source):
         return sum(each.nbytes for each in self._stored)
 
     @override
-    def open(self) -> "SparseRows":
+    def readable(self) -> "SparseRows":
         counts, offsets, values = (each.read().contiguous() for each in self._stored)
         # Before anything is made of them: how many there are is what decides how much is read.
         if bool((counts < 0).any()) or int(counts.sum(dtype=torch.int64)) != len(values):
@@ -151,7 +151,7 @@ class Sparse(Source):
     @override
     def read(self) -> torch.Tensor:
         whole = torch.zeros(self.size, dtype=self.dtype, device="cpu")
-        self.open().scatter(whole.view(-1), 0)
+        self.readable().scatter(whole.view(-1), 0)
         return whole
 
     @property

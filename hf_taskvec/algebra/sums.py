@@ -110,7 +110,7 @@ class Sum:
     def _prepare(self) -> _Prepared:
         """Several threads may get here at once: each makes its own, and the last one stays."""
         every = dict.fromkeys(s for parts in [self._folded, *(p for _, p in self._scaled)] for _, s in parts)
-        tensors = {source: source.open() for source in every}
+        tensors = {source: source.readable() for source in every}
         folded = [(coefficient, tensors[source]) for coefficient, source in self._folded]
         scaled = [(weight, [(float(sign), tensors[s]) for sign, s in parts]) for weight, parts in self._scaled]
         factors = [(weight * d.scaling, d.left.read(), d.right.read()) for weight, d in self._low_rank]

@@ -74,7 +74,7 @@ class MatrixPart:
         """
         match self.terms:
             case (Term(1.0, Dense((source,))),):
-                opened, step = source.open(), max(1, MATRIX_TILE // max(1, source.shape[1]))
+                opened, step = source.readable(), max(1, MATRIX_TILE // max(1, source.shape[1]))
                 for start in range(0, source.shape[0], step):
                     stop = min(start + step, source.shape[0])
                     yield start, stop, rows_of(opened, start, stop)

@@ -308,7 +308,7 @@ class _Plain:
     source: Source
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        opened = self.source.open()
+        opened = self.source.readable()
         for start, stop in tiles_of_shape(self.source.shape):
             yield 0, rows_of(opened, start, stop)
 

@@ -58,7 +58,7 @@ def test_any_rows_are_those_of_the_tensor(
                 patch.setattr(sparse_tensors, "can_compile", lambda: False)
             assert torch.equal(bits(source.read()), bits(tensor))
             for start, stop in pairwise(ends):
-                assert torch.equal(bits(source.open().rows(start, stop)), bits(tensor[start:stop]))
+                assert torch.equal(bits(source.readable().rows(start, stop)), bits(tensor[start:stop]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +84,7 @@ def test_views_of_it_are_views_of_the_tensor() -> None:
         rows = tensor[list(index)]
         view = RowsOf(source, index)
         assert torch.equal(view.read(), rows)
-        assert torch.equal(rows_of(view.open(), 1, 3), rows[1:3])
+        assert torch.equal(rows_of(view.readable(), 1, 3), rows[1:3])
     assert source.roots == (source.counts, source.offsets, source.values)
     assert source.nbytes < tensor.nbytes / 4
 
@@ -145,7 +145,7 @@ def test_positions_that_contradict_themselves_are_refused_by_name(changed: dict[
     source = made(**changed)
     for _ in range(2):
         with pytest.raises(TaskVectorError, match=rf"fc\.weight is damaged: .*{why}.*save the vector again"):
-            source.open()
+            source.readable()
 
 
 @pytest.mark.parametrize(
