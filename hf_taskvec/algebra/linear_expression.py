@@ -22,7 +22,7 @@ from hf_taskvec.algebra.parameter_names import is_vocabulary, layer_count, layer
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.rendering import as_html, as_text
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
-from hf_taskvec.algebra.row_pruning import MLP, pruned_rows
+from hf_taskvec.algebra.row_pruning import pruned_rows
 from hf_taskvec.algebra.sources import Source, describe, handle_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
@@ -281,17 +281,19 @@ class LinearExpression(Mapping[str, ParameterChange]):
         provenance = self._provenance.through("compress", rank=rank, energy=energy, tolerance=tolerance, **options)
         return type(self)(terms, provenance, discarded)
 
-    def prune_rows(self, fraction: float, include: re.Pattern[str] = MLP, *, progress: bool | None = None) -> "Self":
-        """The vector with only the share `fraction` of the rows kept in each MLP matrix: those whose change is largest.
+    def prune_rows(
+        self, fraction: float, include: re.Pattern[str] | None = None, *, progress: bool | None = None
+    ) -> "Self":
+        """The vector with only the share `fraction` of the neurons of each MLP: those whose change is largest.
 
-        Biases and all other parameters stay as they are. Low-rank changes stay low-rank: the left factor's rows are set
-        to zero, so the result can still be exported as an adapter. `discarded` of the result tells what was lost.
+        A neuron is an output of an MLP's first matrix: a row, or a column where the weight is stored transposed, as
+        GPT-2's. All else stays as it is, and factors stay factors. `discarded` of the result tells what was lost.
 
         Args:
             fraction (`float`):
                 How many of the rows to keep, above 0 and at most 1; at least one row is kept.
             include (`re.Pattern`, *optional*):
-                Which matrices; by default the MLPs'.
+                Which matrices lose outputs; by default the first of each MLP, as in corollary 2 of Li et al. 2025.
             progress (`bool`, *optional*):
                 Show a progress bar; by default on a terminal.
 
@@ -300,23 +302,24 @@ class LinearExpression(Mapping[str, ParameterChange]):
 
         Raises:
             `BadValueError`: If `fraction` is out of its range.
-            `MissingNameError`: If no matrix matches `include`.
+            `MissingNameError`: If there is no such matrix.
 
         Example:
             >>> import torch
             >>> from hf_taskvec import TaskVector
-            >>> v = TaskVector.from_tensors({"h.mlp.fc1.weight": torch.diag(torch.tensor([1.0, 3.0, 2.0]))})
-            >>> v.prune_rows(0.5).dense("h.mlp.fc1.weight").diagonal()
+            >>> name, change = "model.layers.0.mlp.fc1.weight", torch.diag(torch.tensor([1.0, 3.0, 2.0]))
+            >>> TaskVector.from_tensors({name: change}).prune_rows(0.5).dense(name).diagonal()
             tensor([0., 3., 2.])
 
         """
         terms = {name: each.terms for name, each in self.items()}
         discarded = dict(self._discarded)
-        for name, (kept, lost) in pruned_rows(self, fraction, include, progress).items():
+        architectures = self._provenance.architectures
+        for name, (kept, lost) in pruned_rows(self, fraction, include, architectures, progress).items():
             terms[name] = kept
             discarded[name] = 1.0 - (1.0 - discarded.get(name, 0.0)) * (1.0 - lost)
-        described = {"fraction": fraction, "include": None if include == MLP else include}
-        return type(self)(terms, self._provenance.through("prune_rows", **described), discarded)
+        provenance = self._provenance.through("prune_rows", fraction=fraction, include=include)
+        return type(self)(terms, provenance, discarded)
 
     # What is in it.
 

@@ -14,7 +14,15 @@ import torch
 from hf_taskvec.algebra import measures
 from hf_taskvec.algebra.deltas import Dense
 from hf_taskvec.algebra.low_rank import Target, compress
-from hf_taskvec.algebra.parameter_names import perhaps_conv1d
+from hf_taskvec.algebra.matrix_kinds import (
+    KINDS,
+    Kind,
+    MatrixPlace,
+    fused_rows,
+    is_transposed,
+    place_of,
+    transposed_among,
+)
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_vectors
@@ -23,15 +31,6 @@ from hf_taskvec.analysis.matrix_parts import MatrixPart
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.extraction.from_finetuned import open_model
 from hf_taskvec.figures import Plottable
-from hf_taskvec.models.matrix_kinds import (
-    KINDS,
-    Kind,
-    MatrixPlace,
-    fused_rows,
-    is_transposed,
-    place_of,
-    stores_transposed,
-)
 from hf_taskvec.progress import progress_bar
 from hf_taskvec.threads import workers
 
@@ -214,18 +213,15 @@ def _terms_of(
     The terms are a vector's, or a model's weights as if they were changes from 0.
     """
     if isinstance(of, TaskVector):
-        return {name: each.terms for name, each in of.items()}, _transposed_in(of), {}, of.expression
+        return (
+            {name: each.terms for name, each in of.items()},
+            transposed_among(of, of.provenance.architectures),
+            {},
+            of.expression,
+        )
     model = open_model(of, revision, token)
     terms = {name: (Term(1.0, Dense((source,))),) for name, source in model.tensors.items()}
     return terms, model.layout.conv1d if model.layout.architecture else None, model.config, model.name
-
-
-def _transposed_in(vector: TaskVector) -> frozenset[str] | None:
-    """The weights that the architecture a vector was made from stores transposed; None if that is not known."""
-    known = vector.provenance.architectures
-    if not known:
-        return None
-    return frozenset(filter(perhaps_conv1d, vector)) if any(map(stores_transposed, known)) else frozenset()
 
 
 def _order(place: MatrixPlace) -> tuple[int, int, int]:
@@ -366,7 +362,7 @@ def large_rows(vector: TaskVector, ratio: float = 0.1, *, progress: bool | None 
         raise BadValueError(f"ratio={ratio} must be in (0, 1].")
     check_vectors(vector)
     found = []
-    conv1d = _transposed_in(vector)
+    conv1d = transposed_among(vector, vector.provenance.architectures)
     for name, change in progress_bar(vector.items(), "Rows", progress, total=len(vector)):
         place = place_of(name)
         if place is None or place.kind != "MLP-1" or len(vector.shape(name)) != 2:

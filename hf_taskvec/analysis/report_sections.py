@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_taskvec.algebra.expressions import label_for
+from hf_taskvec.algebra.matrix_kinds import Kind, place_of
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.correlations import CorrelationMatrix, correlation_matrix
 from hf_taskvec.analysis.cosines import cosine_matrix
@@ -25,7 +26,6 @@ from hf_taskvec.analysis.recommended_scales import PRACTICAL_MARGIN, recommend_s
 from hf_taskvec.analysis.scale_theorems import ScaleRegion
 from hf_taskvec.analysis.token_rows import TokenRows
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.models.matrix_kinds import Kind, place_of
 
 BASE = "the base"
 

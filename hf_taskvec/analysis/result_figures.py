@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.algebra.matrix_kinds import KINDS
 from hf_taskvec.figures import COLOURS, literal, look, styled
-from hf_taskvec.models.matrix_kinds import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

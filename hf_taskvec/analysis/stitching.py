@@ -27,7 +27,8 @@ def stitch(
 ) -> Callable[..., torch.Tensor]:
     """A callable that gives the logits of the stitched model: θ_0 whose features at one layer are a mixture of others'.
 
-    The paper's forgetting in feature space, `f_ℓ(θ_0) − Δ_ℓ(λτ)`, is `[(1, None), (-0.5, λ * τ), (0.5, -λ * τ)]`.
+    The paper's forgetting in feature space (eq. (4)), `f_ℓ(θ_0) − Δ_ℓ(λτ)` with `Δ_ℓ(λτ) = f_ℓ(θ_0 + λτ) − f_ℓ(θ_0)`,
+    is `[(2, None), (-1, λ * τ)]`: it stands for `f_ℓ(θ_0 − λτ)` without that model.
 
     Args:
         model (`torch.nn.Module`):

@@ -16,7 +16,7 @@ import torch
 from hf_taskvec.algebra.computed_deltas import ElementFunction, Statistic, Tiles, borrowed
 from hf_taskvec.algebra.elementwise import Element
 from hf_taskvec.algebra.formulas import FormulaBuilder
-from hf_taskvec.algebra.row_pruning import MLP
+from hf_taskvec.algebra.row_pruning import is_first_of_mlp
 from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -48,7 +48,7 @@ def magnitude_rule(parameter: Parameter, density: Densities = 0.2) -> list[Term]
 
 @rule("rows", paper="https://arxiv.org/abs/2504.10957", at_least=1)
 def rows_rule(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
-    """The weighted sum of vectors of which only the rows of largest norm are kept in each matrix of an MLP.
+    """The weighted sum of vectors of which only the neurons of largest norm are kept in each MLP's first matrix.
 
     Corollary 2 of Li et al. 2025. Factors stay factors; all other parameters stay whole.
 
@@ -64,7 +64,7 @@ def rows_rule(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
 
     """
     kept = checked_share("fraction", fraction)
-    if not MLP.search(parameter.name) or len(parameter.shape) != 2:
+    if not is_first_of_mlp(parameter.name) or len(parameter.shape) != 2:
         return parameter.sum()
     pruned = [TaskVector({parameter.name: change.terms}).prune_rows(kept) for change in parameter.changes]
     pairs = zip(parameter.changes, pruned, strict=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.nn.functional import logsigmoid
 
+from hf_taskvec.algebra.matrix_kinds import place_of
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.models.layout import layout_of_model
-from hf_taskvec.models.matrix_kinds import place_of
 from hf_taskvec.training.settings import TrainingSettings
 from hf_taskvec.training.text_losses import (
     TextLoss,

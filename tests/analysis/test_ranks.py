@@ -12,9 +12,9 @@ from support.tiny_models import ARCHITECTURES, TinyModels, make, tensors, tuned_
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_taskvec import TaskVector
+from hf_taskvec.algebra.matrix_kinds import KINDS
 from hf_taskvec.analysis import cosine_matrix, effective_ranks, large_rows, stable_ranks
 from hf_taskvec.errors import BadValueError, MismatchError
-from hf_taskvec.models.matrix_kinds import KINDS
 
 
 def plain_matrices(folder: object, architecture: str) -> dict[tuple[int, str, int | None], torch.Tensor]:

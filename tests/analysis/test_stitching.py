@@ -73,3 +73,17 @@ def test_bad_parts_and_layers_are_refused(trio) -> None:
         stitch(base, 2, [(1.0, None)])
     with pytest.raises(BadValueError, match="one part"):
         stitch(base, 0, [])
+
+
+def test_forgetting_in_feature_space_needs_no_negated_model(trio) -> None:
+    """Eq. (4): where a layer's features are linear in what changes, `2 f(θ_0) − f(θ_0 + λτ)` is `f(θ_0 − λτ)`."""
+    base, one, _ = trio
+    vector = 0.7 * TaskVector.from_finetuned(base, one).filter("*.layers.1.mlp.fc2.*")
+    inputs = torch.tensor([rows(0)[0]])
+    found = stitch(base, 1, [(2.0, None), (-1.0, vector)])(input_ids=inputs)
+    with (-vector).applied_to(base), torch.no_grad():
+        negated = base(inputs).logits
+    with torch.no_grad():
+        plain = base(inputs).logits
+    torch.testing.assert_close(found, negated, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain, negated, atol=1e-3)

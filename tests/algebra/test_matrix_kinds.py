@@ -2,8 +2,8 @@
 
 import pytest
 
+from hf_taskvec.algebra.matrix_kinds import MatrixPlace, fused_rows, place_of
 from hf_taskvec.errors import MismatchError
-from hf_taskvec.models.matrix_kinds import MatrixPlace, fused_rows, place_of
 
 
 def test_what_is_no_matrix_of_a_layer_has_no_place() -> None:

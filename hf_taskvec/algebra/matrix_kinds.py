@@ -1,10 +1,10 @@
 """Which matrix of a transformer a parameter is: its layer, its kind (Q, K, V, O, QKV, MLP-1, MLP-2), fused or not.
 
-Names are the canonical ones (`layout.py`), so one table serves files, live models and vectors.
+Names are the canonical ones (`models/layout.py`), so one table serves files, live models and vectors.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -106,6 +106,18 @@ def stores_transposed(architecture: str) -> bool:
     (True, False)
     """
     return architecture.startswith(("GPT2", "OpenAIGPT"))
+
+
+def transposed_among(names: Iterable[str], architectures: Iterable[str]) -> frozenset[str] | None:
+    """The weights that the architectures a vector was made from store transposed; None if no architecture is known.
+
+    >>> sorted(transposed_among(["h.0.mlp.c_fc.weight", "wte.weight"], ["GPT2LMHeadModel"]))
+    ['h.0.mlp.c_fc.weight']
+    """
+    known = tuple(architectures)
+    if not known:
+        return None
+    return frozenset(filter(perhaps_conv1d, names)) if any(map(stores_transposed, known)) else frozenset()
 
 
 def fused_rows(name: str, outputs: int, inputs: int, config: Mapping[str, Any]) -> dict[Kind, list[range]] | None:
