@@ -5,6 +5,9 @@ Two passes: the first for the means, the second for the cosines; a bounded numbe
 
 The paper does not say which outputs of a language model it compares. Here they are the logits of the next token, pooled
 in one of three ways (`Pooling`), so the values are to be compared with each other rather than with the paper's.
+
+Raw logits mostly tell what every fine-tune shares with the model it comes from, so unrelated tasks look alike, too.
+`relative_to=base` compares what fine-tuning changed instead: log-probabilities less the base's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +51,8 @@ class Correlation:
             Which outputs were compared: `"last"`, `"mean"` or `"sample"`.
         samples (`tuple[int, int]`):
             The number of samples of either task's data.
+        relative (`bool`):
+            Whether log-probabilities less a base's were compared, not logits.
 
     """
 
@@ -56,6 +61,7 @@ class Correlation:
     on_b: float
     pooling: Pooling
     samples: tuple[int, int]
+    relative: bool = False
 
     def __float__(self) -> float:
         return self.value
@@ -107,6 +113,7 @@ def task_correlation(
     data_a: Data,
     data_b: Data,
     *,
+    relative_to: FineTuned | None = None,
     pooling: Pooling = "last",
     positions: int = 16,
     batch_size: int = 8,
@@ -127,6 +134,9 @@ def task_correlation(
             The first task's data; a `datasets.Dataset` has the column `input_ids`.
         data_b (`Dataset`, or an iterable of token-id sequences or texts):
             The second task's data.
+        relative_to (`torch.nn.Module` or `EditedModel`, *optional*):
+            The model that the fine-tunes come from. Then log-probabilities less this model's are compared: what each
+            fine-tune changed. Without it, the logits themselves are, as eq. (11) has it.
         pooling (`str`, *optional*, defaults to `"last"`):
             Which outputs are compared. One sample for each row: the logits after its last token (`"last"`), or their
             mean over its tokens (`"mean"`); or one for each of some positions of each row, drawn at random
@@ -162,19 +172,22 @@ def task_correlation(
         "b": token_rows(data_b, tokenizer, max_length, "data_b"),
     }
     pool = SamplePooling(pooling, positions, seed, batch_size)
-    _check(subjects, rows, pool)
+    _check(subjects, relative_to, rows, pool)
+    outputs = _Outputs(list(subjects.values()), relative_to, pool)
     found = {}
-    with progress_bar([], "Correlating", progress, _steps(rows, subjects, pool)) as bar:
+    with progress_bar([], "Correlating", progress, outputs.steps(rows)) as bar:
         for name in rows:
-            found[name] = _cosines(list(subjects.values()), rows[name], [(0, 1)], pool, bar)[0]
+            found[name] = _cosines(outputs, rows[name], [(0, 1)], bar)[0]
     samples = tuple(sum(pool.count(row) for row in rows[name]) for name in "ab")
-    return Correlation((found["a"] + found["b"]) / 2, found["a"], found["b"], pooling, (samples[0], samples[1]))
+    mean, relative = (found["a"] + found["b"]) / 2, relative_to is not None
+    return Correlation(mean, found["a"], found["b"], pooling, (samples[0], samples[1]), relative)
 
 
 def correlation_matrix(
     models: Mapping[str, FineTuned],
     data: Mapping[str, Data],
     *,
+    relative_to: FineTuned | None = None,
     pooling: Pooling = "last",
     positions: int = 16,
     batch_size: int = 8,
@@ -190,6 +203,9 @@ def correlation_matrix(
             For each task its fine-tuned model: a live one, or `EditedModel(base, vector)`.
         data (`Mapping[str, Dataset]`, or of iterables of token-id sequences or texts):
             For each task its data, under the same names.
+        relative_to (`torch.nn.Module` or `EditedModel`, *optional*):
+            The model that the fine-tunes come from. Then log-probabilities less this model's are compared: what each
+            fine-tune changed. Without it, the logits themselves are, as eq. (11) has it.
         pooling (`str`, *optional*, defaults to `"last"`):
             Which outputs are compared. One sample for each row: the logits after its last token (`"last"`), or their
             mean over its tokens (`"mean"`); or one for each of some positions of each row, drawn at random
@@ -229,18 +245,19 @@ def correlation_matrix(
         raise MismatchError(f"models and data name different tasks: {', '.join(sorted(set(models) ^ set(data)))}.")
     rows = {name: token_rows(data[name], tokenizer, max_length, f"the data of {name}") for name in models}
     pool = SamplePooling(pooling, positions, seed, batch_size)
-    _check(models, rows, pool)
-    names, subjects = tuple(models), list(models.values())
+    _check(models, relative_to, rows, pool)
+    names, outputs = tuple(models), _Outputs(list(models.values()), relative_to, pool)
     halves: dict[tuple[int, int], list[float]] = {pair: [] for pair in combinations(range(len(names)), 2)}
-    with progress_bar([], "Correlating", progress, _steps(rows, models, pool)) as bar:
+    with progress_bar([], "Correlating", progress, outputs.steps(rows)) as bar:
         for own, name in enumerate(names):
             pairs = [pair for pair in halves if own in pair]
-            for pair, value in zip(pairs, _cosines(subjects, rows[name], pairs, pool, bar), strict=True):
+            for pair, value in zip(pairs, _cosines(outputs, rows[name], pairs, bar), strict=True):
                 halves[pair].append(value)
     values = [[1.0] * len(names) for _ in names]
     for (one, other), found in halves.items():
         values[one][other] = values[other][one] = sum(found) / 2
-    return CorrelationMatrix(names, tuple(map(tuple, values)), f"{pooling} pooling")
+    method = f"{pooling} pooling" if relative_to is None else f"{pooling} pooling, relative to the base"
+    return CorrelationMatrix(names, tuple(map(tuple, values)), method)
 
 
 def correlation_proxy(
@@ -274,12 +291,15 @@ def correlation_proxy(
     return CorrelationMatrix(found.names, found.total, "proxy: the vectors' cosine")
 
 
-def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, TokenRows], pool: SamplePooling) -> None:
+def _check(
+    models: Mapping[str, FineTuned], relative_to: FineTuned | None, rows: Mapping[str, TokenRows], pool: SamplePooling
+) -> None:
     if pool.how not in get_args(Pooling):
         raise BadValueError(f"pooling={pool.how!r} is not one of {', '.join(get_args(Pooling))}.")
     if pool.positions < 1:
         raise BadValueError(f"positions={pool.positions}: at least one position of each row must be looked at.")
     check_batch_size(pool.batch_size)
+    subjects = dict(models) if relative_to is None else {**models, "relative_to": relative_to}
     sizes = {name: vocabulary_size(model_of(subject).config) for name, subject in subjects.items()}
     if len(set(sizes.values())) > 1:
         described = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -296,52 +316,68 @@ def _check(subjects: Mapping[str, FineTuned], rows: Mapping[str, TokenRows], poo
             check_rows(each, model_of(subject), f"the data of {name}")
 
 
-def _chunks(rows: TokenRows, vocabulary: int, subjects: int, pool: SamplePooling) -> list[slice]:
-    """Runs of rows whose outputs, of all models, may be held at once; a vector is applied and removed once for each."""
-    most = max(1, _HELD_BYTES // (_HELD_EACH * vocabulary * subjects))
-    found, start, held = [], 0, 0
-    for number, row in enumerate(rows):
-        if held and held + pool.count(row) > most:
-            found.append(slice(start, number))
-            start, held = number, 0
-        held += pool.count(row)
-    return [*found, slice(start, len(rows))]
+@dataclass(frozen=True)
+class _Outputs:
+    """What is compared: outputs of some models, perhaps less those of the model that they come from."""
 
+    subjects: Sequence[FineTuned]
+    relative_to: FineTuned | None
+    pool: SamplePooling
 
-def _steps(rows: Mapping[str, TokenRows], subjects: Mapping[str, FineTuned], pool: SamplePooling) -> int:
-    vocabulary = vocabulary_size(model_of(next(iter(subjects.values()))).config)
-    total = 0
-    for each in rows.values():
-        passes = 1 if len(_chunks(each, vocabulary, len(subjects), pool)) == 1 else 2
-        total += passes * len(each) * len(subjects)
-    return total
+    @property
+    def vocabulary(self) -> int:
+        return vocabulary_size(model_of(self.subjects[0]).config)
 
+    @property
+    def models(self) -> int:
+        """How many models are asked."""
+        return len(self.subjects) + (self.relative_to is not None)
 
-def _cosines(
-    subjects: Sequence[FineTuned], rows: TokenRows, pairs: Sequence[tuple[int, int]], pool: SamplePooling, bar: Any
-) -> list[float]:
-    """For each pair of models the mean cosine of their centred outputs over the rows."""
-    vocabulary = vocabulary_size(model_of(subjects[0]).config)
-    chunks = _chunks(rows, vocabulary, len(subjects), pool)
+    def chunks(self, rows: TokenRows) -> list[slice]:
+        """Runs of rows whose outputs, of all models, may be held at once; each vector is applied once for each."""
+        most = max(1, _HELD_BYTES // (_HELD_EACH * self.vocabulary * self.models))
+        found, start, held = [], 0, 0
+        for number, row in enumerate(rows):
+            if held and held + self.pool.count(row) > most:
+                found.append(slice(start, number))
+                start, held = number, 0
+            held += self.pool.count(row)
+        return [*found, slice(start, len(rows))]
 
-    def outputs(chunk: slice) -> Iterator[torch.Tensor]:
-        for subject in subjects:
+    def steps(self, rows: Mapping[str, TokenRows]) -> int:
+        """How many rows are read in all, by all models."""
+        return sum((1 if len(self.chunks(each)) == 1 else 2) * len(each) * self.models for each in rows.values())
+
+    def of(self, rows: TokenRows, chunk: slice, bar: Any) -> Iterator[torch.Tensor]:
+        """Of each model in turn, the outputs on a run of rows."""
+
+        def measured(subject: FineTuned) -> torch.Tensor:
             with applied_model(subject) as model:
-                found = pooled_logits(model, rows[chunk], chunk.start, pool, bar)
-            yield found  # outside: whatever the caller does, the model is as it was
+                return pooled_logits(model, rows[chunk], chunk.start, self.pool, bar, log=self.relative_to is not None)
 
-    sums = [torch.zeros(vocabulary, dtype=torch.float64) for _ in subjects]
+        start = None if self.relative_to is None else measured(self.relative_to)
+        for subject in self.subjects:
+            found = measured(subject)
+            yield found if start is None else found.sub_(start)  # whatever the caller does, the model is as it was
+
+
+def _cosines(outputs: _Outputs, rows: TokenRows, pairs: Sequence[tuple[int, int]], bar: Any) -> list[float]:
+    """For each pair of models the mean cosine of their centred outputs over the rows."""
+    chunks = outputs.chunks(rows)
+    sums = [torch.zeros(outputs.vocabulary, dtype=torch.float64) for _ in outputs.subjects]
     held: list[torch.Tensor] = []
     for chunk in chunks:
-        for total, output in zip(sums, outputs(chunk), strict=True):
+        for total, output in zip(sums, outputs.of(rows, chunk, bar), strict=True):
             total += output.sum(dim=0, dtype=torch.float64)
             if len(chunks) == 1:  # then the second pass needs no forward passes
                 held.append(output)
-    count = sum(map(pool.count, rows))
+    count = sum(map(outputs.pool.count, rows))
     means = [total / count for total in sums]
 
     def summed(chunk: slice) -> list[float]:
-        centred = [_normed(output, mean) for output, mean in zip(held or outputs(chunk), means, strict=True)]
+        centred = [
+            _normed(output, mean) for output, mean in zip(held or outputs.of(rows, chunk, bar), means, strict=True)
+        ]
         return [torch.dot(centred[one].flatten(), centred[other].flatten()).item() for one, other in pairs]
 
     results = [sum(found) / count for found in zip(*map(summed, chunks), strict=True)]
@@ -357,6 +393,6 @@ def _normed(output: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     if not bool((norms > 1e-6 * whole).all()):
         raise BadValueError(
             "a model gives the same output for every row, so there is no direction to compare. "
-            "Is all the data the same text?"
+            "Is all the data the same text, or a fine-tune the model that it comes from?"
         )
     return centred.div_(norms)

@@ -208,9 +208,10 @@ class GradientAlignment(Plottable):
 
     Args:
         shares (`tuple[float, ...]`):
-            ‖update‖ over the sum of all epochs' (the normalised gradient norm of figure 3a).
+            ‖update‖ over the sum of all epochs'. Figure 3a of the paper has norms of gradients: under SGD of a constant
+            learning rate that is the same; a schedule, or Adam, which evens out their lengths, makes it another.
         with_first (`tuple[float, ...]`):
-            The cosine of each epoch's update with the first's (figure 3b).
+            The cosine of each epoch's update with the first's (as in figure 3b, of gradients).
         update_with_gradient (`tuple[float, ...]`, *optional*):
             The cosine of each update with the negative gradient at the base; None if no gradient was given.
         vector_with_gradient (`tuple[float, ...]`, *optional*):

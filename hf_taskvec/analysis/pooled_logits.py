@@ -39,15 +39,17 @@ class SamplePooling:
         return torch.randperm(length, generator=generator)[: self.positions].sort().values
 
 
-def pooled_logits(model: Any, rows: TokenRows, first: int, pool: SamplePooling, bar: Any) -> torch.Tensor:
-    """The pooled logits of some rows, one line for each sample, in fp32."""
+def pooled_logits(
+    model: Any, rows: TokenRows, first: int, pool: SamplePooling, bar: Any, *, log: bool = False
+) -> torch.Tensor:
+    """The pooled logits of some rows, or with `log` the logarithms of their probabilities; a line a sample, in fp32."""
     skips = accepts_logits_to_keep(model)
     found = []
     for batch in batches(rows, pool.batch_size, first):
         most = rows_per_pass(model.config, batch.input_ids.shape[1])
         for start in range(0, len(batch.lengths), most):
             part = rows[batch.first - first :][start : min(start + most, len(batch.lengths))]
-            found.append(_pooled(model, make_batch(part, batch.first + start), pool, skips))
+            found.append(_pooled(model, make_batch(part, batch.first + start), pool, skips, log))
         bar.update(len(batch.lengths))
     result = torch.cat(found)
     if not bool(result.isfinite().all()):
@@ -58,7 +60,7 @@ def pooled_logits(model: Any, rows: TokenRows, first: int, pool: SamplePooling, 
 
 
 @torch.inference_mode()
-def _pooled(model: Any, batch: Batch, pool: SamplePooling, skips: bool) -> torch.Tensor:
+def _pooled(model: Any, batch: Batch, pool: SamplePooling, skips: bool, log: bool) -> torch.Tensor:
     chosen = [pool.chosen(batch.first + i, int(length)) for i, length in enumerate(batch.lengths)]
     asked = torch.cat(chosen).unique()  # no other positions go through the output layer
     inputs = batch.inputs(model)
@@ -69,5 +71,7 @@ def _pooled(model: Any, batch: Batch, pool: SamplePooling, skips: bool) -> torch
     for i, positions in enumerate(chosen):
         index = positions if place is None else torch.tensor([place[int(p)] for p in positions])
         own = logits[i, index.to(logits.device)].float()
+        if log:
+            own = own.log_softmax(dim=-1)
         samples.append(own.mean(dim=0, keepdim=True) if pool.how == "mean" else own)
     return torch.cat(samples).cpu()

@@ -306,7 +306,7 @@ def ranks_figure(ranks: "StableRanks") -> "Figure":
 
 @styled()
 def alignment_figure(alignment: "GradientAlignment") -> "Figure":
-    """Each epoch's share of the gradient norm, and the cosines with the first epoch and with the gradient."""
+    """Each epoch's share of the updates' norm, and the cosines with the first epoch and with the gradient."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")

@@ -26,14 +26,23 @@ from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError
 from hf_taskvec.models import model_facts
 
 
-def plainly(a: torch.nn.Module, b: torch.nn.Module, data: list[list[int]], pooling: str, seed: int = 0) -> float:
-    """Eq. (11) on one data set, row by row and all at once."""
+def plainly(
+    a: torch.nn.Module,
+    b: torch.nn.Module,
+    data: list[list[int]],
+    pooling: str,
+    seed: int = 0,
+    base: torch.nn.Module | None = None,
+) -> float:
+    """Eq. (11) on one data set, row by row and all at once; of log-probabilities less a base's, if there is one."""
     outputs = []
     for model in (a, b):
         found = []
         for number, row in enumerate(data):
             with torch.no_grad():
                 logits = model(torch.tensor([row])).logits[0].double()
+                if base is not None:
+                    logits = logits.log_softmax(-1) - base(torch.tensor([row])).logits[0].double().log_softmax(-1)
             if pooling == "last":
                 found.append(logits[-1])
             elif pooling == "mean":
@@ -61,6 +70,40 @@ def test_the_correlation_is_equation_11(pair, pooling: str, batch_size: int) -> 
     assert found.on_b == pytest.approx(plainly(a, b, rows(1), pooling), abs=1e-6)
     assert found.value == (found.on_a + found.on_b) / 2
     assert float(found) == found.value
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "sample"])
+@pytest.mark.parametrize("held", [1, 1 << 20])
+def test_relative_to_a_base_it_is_that_of_what_changed(
+    pair, monkeypatch: pytest.MonkeyPatch, pooling: str, held: int
+) -> None:
+    """In one pass or in two, and whether the fine-tunes are models or vectors on the base."""
+    base, (a, b) = make("phi"), pair
+    monkeypatch.setattr(correlations, "_HELD_BYTES", held)
+    found = task_correlation(a, b, rows(0), rows(1), pooling=pooling, relative_to=base, batch_size=3)
+    assert found.relative
+    assert found.on_a == pytest.approx(plainly(a, b, rows(0), pooling, base=base), abs=1e-5)
+    assert found.on_b == pytest.approx(plainly(a, b, rows(1), pooling, base=base), abs=1e-5)
+    edited = {
+        name: EditedModel(base, TaskVector.from_finetuned(base, each)) for name, each in zip("ab", pair, strict=True)
+    }
+    matrix = correlation_matrix(edited, {"a": rows(0), "b": rows(1)}, pooling=pooling, relative_to=base)
+    assert matrix["a", "b"] == pytest.approx(found.value, abs=1e-5)
+    assert matrix.method.endswith("relative to the base")
+
+
+def test_what_all_fine_tunes_share_with_their_base_counts_for_nothing_relative_to_it() -> None:
+    base = make("phi")
+    a, b = (tuned_copy(base, 0.01, seed=seed) for seed in (1, 2))
+    literal = task_correlation(a, b, rows(0), rows(1))
+    relative = task_correlation(a, b, rows(0), rows(1), relative_to=base)
+    assert literal.value > 0.9 and relative.value < 0.5
+
+
+def test_a_fine_tune_that_is_its_base_has_nothing_to_compare_relative_to_it(pair) -> None:
+    base = make("phi")
+    with pytest.raises(BadValueError, match="the model that it comes from"):
+        task_correlation(base, pair[0], rows(0), rows(1), relative_to=base)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -94,8 +137,8 @@ def test_what_is_held_does_not_grow_with_the_models(monkeypatch: pytest.MonkeyPa
     peaks, most_of_one = [0], [0]
 
     def watched(function, kept):
-        def call(*args):
-            result = function(*args)
+        def call(*args, **options):
+            result = function(*args, **options)
             alive[id(result)] = result.nbytes
             weakref.finalize(result, alive.pop, id(result), None)
             peaks.append(sum(alive.values()))
