@@ -94,7 +94,7 @@ def test_relative_to_a_base_it_is_that_of_what_changed(
 
 def test_what_all_fine_tunes_share_with_their_base_counts_for_nothing_relative_to_it() -> None:
     base = make("phi")
-    a, b = (tuned_copy(base, 0.01, seed=seed) for seed in (1, 2))
+    a, b = (tuned_copy(base, 0.002, seed=seed) for seed in (1, 2))
     literal = task_correlation(a, b, rows(0), rows(1))
     relative = task_correlation(a, b, rows(0), rows(1), relative_to=base)
     assert literal.value > 0.9 and relative.value < 0.5
