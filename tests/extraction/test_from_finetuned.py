@@ -665,10 +665,10 @@ def test_names_of_an_unknown_architecture_are_taken_as_they_are(models: TinyMode
     assert_gives_tuned(odd.vector(), pair)
 
 
-def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path, models: TinyModels) -> None:
+def test_a_config_that_names_no_class_is_refused(tmp_path: Path, models: TinyModels) -> None:
     folder = shutil.copytree(models.pair("phi").tuned, tmp_path / "vit")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    with pytest.raises(TaskVectorError, match="vit is not a causal language model"):
+    with pytest.raises(TaskVectorError, match="type vit may be that of several classes"):
         TaskVector.from_finetuned(models.pair("phi").base, folder)
 
 
