@@ -17,6 +17,7 @@ from hf_taskvec.errors import BadValueError
 FUNCTIONS = {
     "compress": ("rank", "energy", "tolerance", "dtype", "exact"),
     "filter": ("include", "exclude", "layers", "outside"),
+    "moved": ("names",),
     "noise": ("seed",),
     "prune_rows": ("fraction", "include"),
     "scale": ("by", "default"),

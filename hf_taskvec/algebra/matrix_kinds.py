@@ -14,12 +14,13 @@ from hf_taskvec.errors import MismatchError
 Kind = Literal["Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2"]
 KINDS: tuple[Kind, ...] = ("Q", "K", "V", "O", "QKV", "MLP-1", "MLP-2")
 
-# Fewer lists of layers than `parameter_names.layer_of` knows: in MPT (`blocks`) and BERT (`layer`) nothing has a kind.
-# The table below lacks the names of their attention (`Wqkv`, `query`).
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)\.weight$")
-_CROSS = re.compile(r"(?:^|\.)(?:crossattention|cross_attn|encoder_attn)\.")
+# Fewer lists of layers than `parameter_names.layer_of` knows: in MPT (`blocks`) nothing has a kind, since the table
+# below lacks the name of its attention (`Wqkv`); nor in Swin, whose `layers` are stages of several blocks.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|block)\.(\d+)\.(?!blocks\.)(.+)\.weight$")
+_CROSS = re.compile(r"(?:^|\.)(?:crossattention|cross_attn|encoder_attn|EncDecAttention)\.")
 _EXPERT = re.compile(r"experts\.(\d+)\.(\w+)$")
-# The end of a name -> its kind. `c_proj` and `dense` are told apart by the module that they are in.
+# The end of a name -> its kind, the longer ends before the shorter ones. `c_proj` and `dense` are told apart by the
+# modules that they are in.
 _KINDS: dict[str, Kind] = {
     "q_proj": "Q",
     "k_proj": "K",
@@ -47,6 +48,20 @@ _KINDS: dict[str, Kind] = {
     "fc_out": "MLP-2",
     "mlp.c_proj": "MLP-2",
     "dense_4h_to_h": "MLP-2",
+    # BERT, and with `attention` twice ViT
+    **dict.fromkeys(("self.query", "attention.query"), "Q"),
+    **dict.fromkeys(("self.key", "attention.key"), "K"),
+    **dict.fromkeys(("self.value", "attention.value"), "V"),
+    "attention.output.dense": "O",
+    "intermediate.dense": "MLP-1",
+    "output.dense": "MLP-2",
+    # T5
+    "SelfAttention.q": "Q",
+    "SelfAttention.k": "K",
+    "SelfAttention.v": "V",
+    "SelfAttention.o": "O",
+    **dict.fromkeys(("DenseReluDense.wi", "DenseReluDense.wi_0", "DenseReluDense.wi_1"), "MLP-1"),
+    "DenseReluDense.wo": "MLP-2",
 }
 
 
@@ -75,8 +90,8 @@ def place_of(name: str) -> MatrixPlace | None:
         return None
     layer, rest = int(found[1]), found[2]
     expert = _EXPERT.search(rest)
-    module, last = (f".{rest}".split("."))[-2:]
-    kind = _KINDS.get(f"{module}.{last}") or _KINDS.get(last)
+    modules = rest.split(".")
+    kind = next((known for n in (3, 2, 1) if (known := _KINDS.get(".".join(modules[-n:])))), None)
     return None if kind is None else MatrixPlace(layer, kind, int(expert[1]) if expert else None)
 
 

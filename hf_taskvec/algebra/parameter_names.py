@@ -15,7 +15,7 @@ Grouping = Literal["tensor", "layer", "kind", "vector"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|lm_head)\.(weight|bias)$")
 # Layers that GPT-2 stores transposed and GPT-Neo or GPTBigCode, by the same names, as they are.
 _PERHAPS_CONV1D = re.compile(r"(^|\.)h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight$")

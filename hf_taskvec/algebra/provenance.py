@@ -198,6 +198,18 @@ class Provenance:
         given = _keywords(arguments)
         return Provenance(((f"{function}({self.expression}{given})", 1.0),), self.origins, self.rules)
 
+    def with_ties(self, moved: Callable[[str], str | None]) -> "Provenance":
+        """The same, with what the bases tie also told by other names."""
+
+        def told(base: ModelRecord | None) -> ModelRecord | None:
+            if base is None:
+                return None
+            pairs = [(moved(alias), moved(owner)) for alias, owner in base.tied]
+            known = [(alias, owner) for alias, owner in pairs if alias is not None and owner is not None]
+            return replace(base, tied=tuple(dict.fromkeys([*base.tied, *known])))
+
+        return replace(self, origins=tuple(replace(each, base=told(each.base)) for each in self.origins))
+
     @classmethod
     def combined(
         cls, each: "Sequence[Provenance]", rule: str, paper: str | None = None, **arguments: object

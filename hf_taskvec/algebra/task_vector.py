@@ -5,12 +5,13 @@ algebra itself needs neither transformers nor peft, and these (with `vector_cons
 only imports in the library that point upwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hf_taskvec.algebra.moved_names import moved_name, moved_names
 from hf_taskvec.algebra.quantisation import Scheme
 from hf_taskvec.algebra.rounding import parse_dtype
 from hf_taskvec.algebra.vector_pushing import VectorPushing
@@ -50,6 +51,39 @@ class TaskVector(VectorPushing):
         0
 
     """
+
+    def moved(self, names: Mapping[str, str]) -> "TaskVector":
+        """The same changes of parameters that another model calls otherwise, by a stated map of beginnings of names.
+
+        A text model's vector fits the model of pictures and text that contains it, and back.
+
+        Args:
+            names (`Mapping[str, str]`):
+                What a name starts with -> what it starts with in the other model. Of several that fit, the longest
+                counts. Every parameter must be named, and what its own base ties to it: leave others out with `filter`
+                first.
+
+        Returns:
+            `TaskVector`: The vector under the other names. Nothing is read.
+
+        Raises:
+            `MissingNameError`: If a parameter starts with none of them, or nothing starts with one of them.
+            `MismatchError`: If two parameters would get one name.
+
+        Example:
+            >>> import torch
+            >>> from hf_taskvec import TaskVector
+            >>> v = TaskVector.from_tensors({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.ones(3, 2)})
+            >>> list(v.moved({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}))
+            ['language_model.model.norm.weight', 'language_model.lm_head.weight']
+
+        """
+        bases = [origin.base for origin in self.provenance.origins if origin.base]
+        tied = [alias for base in bases for alias, owner in base.tied if owner in self]
+        new = moved_names([*self, *tied], names)
+        terms = {new[name]: change.terms for name, change in self.items()}
+        provenance = self.provenance.through("moved", names=dict(names))
+        return type(self)(terms, provenance.with_ties(lambda name: moved_name(name, names)))
 
     def without(
         self,

@@ -43,6 +43,7 @@ class VectorConstructors(LinearExpression):
         base_revision: str | None = None,
         tuned_revision: str | None = None,
         vocabulary: Literal["truncate", "extend"] | None = None,
+        heads: Literal["exclude", "match"] | None = None,
         token: str | bool | None = None,
         progress: bool | None = None,
     ) -> "TaskVector":
@@ -72,6 +73,10 @@ class VectorConstructors(LinearExpression):
                 What to do when the embeddings differ in their number of rows: `"truncate"` compares the rows that both
                 have, `"extend"` also takes the fine-tune's additional rows as a change from zero. By default such
                 models are refused.
+            heads (`str`, *optional*):
+                What to do when the heads differ, as those of other tasks do (`classifier`, `score`): `"exclude"` leaves
+                all heads out of the vector, `"match"` compares those that both models have in one shape. A head is what
+                the model's body does not have, or what only one of two classes has. By default such models are refused.
             token (`str` or `bool`, *optional*):
                 As in transformers.
             progress (`bool`, *optional*):
@@ -96,6 +101,7 @@ class VectorConstructors(LinearExpression):
             base_revision=base_revision,
             tuned_revision=tuned_revision,
             vocabulary=vocabulary,
+            heads=heads,
             token=token,
             progress=progress,
         )

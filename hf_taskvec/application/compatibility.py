@@ -95,10 +95,13 @@ def _check_names(vector: TaskVector, model: Checkpoint) -> None:
             f"{model.where} does not have {some(missing)}, which this vector changes ({matching} of {len(vector)} "
             "names match). Is its head tied, or was the vector's model saved with other parts?"
         )
+    way_out = "Apply it to a model of its own architecture"
+    if matching and made_for:
+        way_out += ", or leave the others out: extract it with heads='exclude', or use vector.filter(exclude=...)"
     raise MismatchError(
         f"this vector was made for {source}; {model.where} is "
         f"{model.layout.architecture or 'of unknown architecture'}: {matching} of {len(vector)} names match (missing: "
-        f"{some(missing)}). Apply it to a model of its own architecture."
+        f"{some(missing)}). {way_out}."
     )
 
 
@@ -124,6 +127,11 @@ def _check_shape(name: str, shape: tuple[int, ...], model: Checkpoint) -> None:
             f"{name}: the vocabulary sizes differ, {found[0]} in the model and {shape[0]} in the vector. Extract the "
             "vector with vocabulary='truncate'. (One that was extracted with vocabulary='extend' can be applied to a "
             "checkpoint, which then gets the additional rows.)"
+        )
+    if name in model.layout.head:
+        raise MismatchError(
+            f"{name}: the heads differ, {list(found)} in the model and {list(shape)} in the vector, as those of other "
+            "tasks do. Extract the vector with heads='exclude', or leave the head out with vector.filter(exclude=...)."
         )
     raise MismatchError(
         f"{name}: the model has shape {list(found)}, the vector {list(shape)}. They are models of different sizes."

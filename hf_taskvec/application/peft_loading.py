@@ -91,13 +91,31 @@ def _used_past_forward(model: Any, layers: Iterable[str]) -> list[str]:
         handles.append(modules[layer].register_forward_pre_hook(lambda *_, layer=layer: watch.running.add(layer)))
         handles.append(modules[layer].register_forward_hook(lambda *_, layer=layer: watch.running.discard(layer)))
     try:
-        with suppress(Exception), torch.no_grad(), watch:  # whatever a model without weights leads to
-            model.eval()(input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"))
+        with suppress(Exception), watch:  # whatever a model without weights leads to
+            _run(model)
     finally:
         for handle in handles:
             handle.remove()
     past = {_in_any_block(layer) for layer in watch.past}
     return [layer for layer in watch.layers.values() if _in_any_block(layer) in past]
+
+
+def _run(model: Any) -> None:
+    """A pass on the meta device, of tokens, a picture or a sound: what the model's class asks for first."""
+    config, name = model.config, model.main_input_name
+    tokens = torch.zeros(1, 4, dtype=torch.long, device="meta")
+    given = {"input_ids": tokens}
+    if name == "pixel_values":
+        side = config.image_size if isinstance(config.image_size, int) else max(config.image_size)
+        given = {name: torch.zeros(1, config.num_channels, side, side, device="meta")}
+    elif name == "input_features":
+        given = {name: torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions, device="meta")}
+    elif name == "input_values":
+        given = {name: torch.zeros(1, 4000, device="meta")}
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        model.eval()(**given)
 
 
 class _Uses(TorchFunctionMode):
@@ -166,6 +184,20 @@ def check_loads(build: Callable[[], Any], folder: Path, names: Mapping[str, str]
             f"PEFT would not load an adapter of {architecture} as it is meant: it takes "
             f"{_named(wrong, names, experts)} for something else. {_WAY_OUT}"
         )
+    if (reason := _why_not_run(wrapped.get_base_model())) and not _why_not_run(build()):
+        wrong = _not_taken(build, names, runs=True)
+        raise UnsupportedError(
+            f"PEFT cannot run an adapter of {architecture} with {_named(wrong, names, experts)} ({reason}). {_WAY_OUT}"
+        )
+
+
+def _why_not_run(model: Any) -> str:
+    """What a pass of a model without weights ends with; empty if it comes to its end."""
+    try:
+        _run(model)
+    except Exception as error:  # whatever a model without weights leads to
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""
 
 
 def _wrapped(model: Any, config: Any) -> Any:
@@ -176,8 +208,8 @@ def _wrapped(model: Any, config: Any) -> Any:
         return PeftModel(model, config)
 
 
-def _not_taken(build: Callable[[], Any], layers: Iterable[str]) -> list[str]:
-    """Those layers, told by their short names, that PEFT refuses when they are all that is asked for."""
+def _not_taken(build: Callable[[], Any], layers: Iterable[str], runs: bool = False) -> list[str]:
+    """Those layers, told by their short names, that PEFT refuses (or cannot run) if they are all that is asked for."""
     from peft import LoraConfig
 
     paths = {path for path, _ in build().named_modules()}
@@ -185,7 +217,9 @@ def _not_taken(build: Callable[[], Any], layers: Iterable[str]) -> list[str]:
     for _, each in groupby(sorted(paths.intersection(layers), key=_short), _short):
         group = list(each)
         try:
-            _wrapped(build(), LoraConfig(target_modules=_exactly(group)))
+            wrapped = _wrapped(build(), LoraConfig(target_modules=_exactly(group)))
+            if runs:
+                _run(wrapped.get_base_model())
         except Exception:  # whatever its reason: which layers they are is the question
             refused += group
     return refused

@@ -17,7 +17,7 @@ class RowScales:
 
     def __init__(self) -> None:
         self._values = torch.zeros(1, dtype=torch.float64, device="cpu")
-        self._batch: tuple[int, int] | None = None
+        self._batch: tuple[int, int | None] | None = None
 
     def set(self, scales: Sequence[float]) -> None:
         """One λ for each row, or one for all."""
@@ -38,12 +38,13 @@ class RowScales:
         return bool((self._values == self._values[0]).all())
 
     @contextmanager
-    def in_batch(self, batch: torch.Tensor | None) -> Iterator[None]:
+    def in_batch(self, batch: torch.Tensor | None, tells_positions: bool = True) -> Iterator[None]:
         """A block in which the model runs on this input; one that does not fit the scales is refused."""
         before = self._batch
         if batch is not None:
             _check_rows(self._values, batch.shape[0])
-            self._batch = (batch.shape[0], batch.shape[1] if batch.ndim > 1 else 1)
+            positions = (batch.shape[1] if batch.ndim > 1 else 1) if tells_positions else None
+            self._batch = (batch.shape[0], positions)
         try:
             yield
         finally:
@@ -79,14 +80,15 @@ class RowScales:
             return shape[0]
         rows, positions = self._batch
         # Some layers flatten rows and positions into one axis, in this order.
-        if shape[0] == (rows if len(shape) > 2 else rows * positions):
+        if shape[0] == (rows if len(shape) > 2 else rows * (positions or 0)):
             return shape[0]
         if is_lookup and len(shape) > 2 and shape[0] == 1:
             return rows
+        positioned = "" if positions is None else f" and {positions} positions"
         raise BadValueError(
-            f"{name}: its layer gives {list(shape)} for a batch of {rows} rows and {positions} positions, which does "
-            "not tell which row is whose, so it cannot have one λ for each. Use one λ for all (set_scale), merge the "
-            f"vector (merge=True), or leave it out: vector.filter(exclude={name!r})."
+            f"{name}: its layer gives {list(shape)} for a batch of {rows} rows{positioned}, which does not tell which "
+            "row is whose, so it cannot have one λ for each. Use one λ for all (set_scale), merge the vector "
+            f"(merge=True), or leave it out: vector.filter(exclude={name!r})."
         )
 
 

@@ -83,7 +83,7 @@ def to_adapter(
     tensors: dict[str, torch.Tensor] = {}
     for module, (left, right) in factors.items():
         tensors.update(_entries(module, kinds[module], left, right, dtype))
-    config = _config(factors, kinds, _targets(list(factors), layout, model), named)
+    config = _config(factors, kinds, _targets(list(factors), layout, model), named) | _task(model)
     if rest and dense == "save":
         _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(output)
@@ -166,9 +166,10 @@ def _kind(name: str, layout: Layout) -> str:
 def _check_untied(names: Iterable[str], layout: Layout) -> None:
     # PEFT's ensure_weight_tying does not help: it misses GPT-2's head, and merges the change twice for others.
     if tied := [name for name in names if name in layout.tied.values()]:
+        aliases = [alias for alias, owner in layout.tied.items() if owner in tied]
         raise UnsupportedError(
-            f"{some(tied)} is also the output head of {layout.architecture}, and an adapter that PEFT does not merge "
-            "would change the embedding alone. Leave it out with vector.filter(exclude=...), write a whole model with "
+            f"{some(tied)} is also {some(aliases)} of {layout.architecture}, and an adapter that PEFT does not merge "
+            "would change one of them alone. Leave it out with vector.filter(exclude=...), write a whole model with "
             "apply(), or untie the base."
         )
 
@@ -217,7 +218,6 @@ def _config(
     patterns = {module: r for module, r in ranks.items() if r != rank}
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base[0],
         "revision": base[1],
         "r": rank,
@@ -234,6 +234,20 @@ def _config(
         "inference_mode": True,
         "init_lora_weights": True,
     }
+
+
+def _task(model: Any) -> dict[str, Any]:
+    """What the config says of the base's class: PEFT's task of a language model, else the class itself.
+
+    PEFT's tasks of classifiers would copy the head and leave a LoRA of it out. Without a task, all of PEFT's classes
+    take the adapter as it is.
+    """
+    if model is None or (model.can_generate() and model.main_input_name == "input_ids"):
+        seq2seq = model is not None and model.config.is_encoder_decoder
+        return {"task_type": "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"}
+    cls = type(model)
+    mapping = {"base_model_class": cls.__name__, "parent_library": cls.__module__}
+    return {"task_type": None, "auto_mapping": mapping}
 
 
 def _targets(layers: list[str], layout: Layout, model: Any) -> list[str] | str:

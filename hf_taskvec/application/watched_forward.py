@@ -40,7 +40,8 @@ class WatchedForward(ReplacedForward):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
-        candidates = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        named = ("input_ids", "inputs_embeds", getattr(self._model, "main_input_name", "input_ids"))
+        candidates = (*args, *(kwargs.get(name) for name in named))
         batch = next((each for each in candidates if isinstance(each, torch.Tensor)), None)
         kind = (
             self._model.training,
@@ -49,7 +50,9 @@ class WatchedForward(ReplacedForward):
             frozenset(name for name, value in kwargs.items() if value is not None),
             batch is not None and batch.shape[1:2] == (1,),  # the next token alone
         )
-        with self._scales.in_batch(batch):
+        # A picture or a sound does not tell how many positions the model makes of it.
+        tells_positions = batch is not None and (batch.ndim < 3 or batch is kwargs.get("inputs_embeds"))
+        with self._scales.in_batch(batch, tells_positions):
             if kind in self._seen or self._scales.are_zero:
                 return self.forward(*args, **kwargs)
             output = self._watched(*args, **kwargs)

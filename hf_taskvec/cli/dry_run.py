@@ -96,14 +96,14 @@ def _files(where: str, token: str | None) -> list[tuple[str, int]]:
 
 
 def extracted_size(
-    models: list[str], dtype: str | None, reference: bool, vocabulary: Any, token: str | None
+    models: list[str], dtype: str | None, reference: bool, choices: dict[str, Any], token: str | None
 ) -> tuple[int | None, list[str]]:
     """What `extract` writes at most, and what there is to say about that."""
     from hf_taskvec.extraction.from_any import open_vector
     from hf_taskvec.files.save_vector import largest_saved_size
 
     if len(models) == 2 and are_folders(models):
-        vector = open_vector(models[1], models[0], vocabulary=vocabulary)
+        vector = open_vector(models[1], models[0], **choices)
         return largest_saved_size(vector, dtype, reference) + _COMMAND, []
     sizes = [weights_size(where, token) or 0 for where in models]
     notes = []

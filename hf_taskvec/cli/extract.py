@@ -31,6 +31,7 @@ def extract_command(
     vocabulary: Annotated[
         str | None, typer.Option(help="If the embeddings differ in size: truncate or extend.")
     ] = None,
+    heads: Annotated[str | None, typer.Option(help="If the heads differ: exclude or match.")] = None,
     dtype: StoredDtypeOption = None,
     reference: Annotated[bool, typer.Option("--reference", help="Store no tensors, only where they are.")] = False,
     overwrite: OverwriteOption = False,
@@ -51,13 +52,14 @@ def extract_command(
     check_output(output, filenames.VECTOR_RECORD, overwrite)
     if dry_run:
         sizes = {where: weights_size(where, token) for where in models}
-        written, notes = extracted_size(models, dtype, reference, vocabulary, token)
+        written, notes = extracted_size(models, dtype, reference, {"vocabulary": vocabulary, "heads": heads}, token)
         return DryRun(sizes, {output.name: written}, STREAMING_MEMORY, notes).result(output).show(json)
     base = models[0] if len(models) == 2 else None
     kind, shown = kind_of(models[-1], base, token)
     if kind == "vector":
         raise BadValueError(f"{shown} is a task vector already.")
     checked_there = cast("Literal['truncate', 'extend'] | None", vocabulary)
-    vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, token=token)
+    and_there = cast("Literal['exclude', 'match'] | None", heads)
+    vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, heads=and_there, token=token)
     save_and_report(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None

@@ -42,6 +42,7 @@ _CALLS = (
 _ELSEWHERE = {
     "base": "the base: taskvec extract BASE ADAPTER",
     "vocabulary": "taskvec extract --vocabulary",
+    "heads": "taskvec extract --heads",
     "reference": "taskvec extract --reference",
     "scale": "taskvec apply --scale",
     "gradient_checkpointing": "Python's TrainingSettings(gradient_checkpointing=True)",

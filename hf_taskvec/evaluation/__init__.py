@@ -7,6 +7,7 @@
 
 `sweeping.py` does all three: `sweep(model, vector, scales, books)`, or `sweep(model, edits, None, books)` to compare
 whole edits, such as those of `edit_grid`. `compare_seeds` and `edit_table` put the reports of several seeds together.
+`metric_sweep.py` gives what a metric of your own says at each λ, of a model of any class: `score_scales`.
 `controls.py` asks whether it was this vector that forgot this book: `run_controls(model, vector, scale, books)`, or
 `with_controls(report, model, vector, books)` after a sweep. Imports point from there down to the texts, never back.
 `benchmarks/` asks what others ask: `load_benchmark("muse/books")`, then `run_benchmark(benchmark, model)`.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.benchmarks.prompt_forms import PromptForm
     from hf_taskvec.evaluation.controls import run_controls, with_controls
     from hf_taskvec.evaluation.edit_families import edit_grid, edit_line, edit_simplex
+    from hf_taskvec.evaluation.metric_sweep import ScaleScores, score_scales
     from hf_taskvec.evaluation.reporting.control_table import ControlTable
     from hf_taskvec.evaluation.reporting.edit_table import EditTable, edit_table
     from hf_taskvec.evaluation.reporting.seed_summary import (
@@ -69,6 +71,7 @@ _HOMES = {
     "Passage": "texts.passages",
     "PromptForm": "benchmarks.prompt_forms",
     "RougeScore": "scoring.rouge",
+    "ScaleScores": "metric_sweep",
     "SeedSummary": "reporting.seed_summary",
     "UnlearningReport": "reporting.unlearning_report",
     "Verdict": "scoring.verdict",
@@ -86,6 +89,7 @@ _HOMES = {
     "rouge_l": "scoring.rouge",
     "run_benchmark": "benchmarks.benchmark_run",
     "run_controls": "controls",
+    "score_scales": "metric_sweep",
     "sweep": "sweeping",
     "with_controls": "controls",
 }
@@ -106,6 +110,7 @@ __all__ = [
     "Passage",
     "PromptForm",
     "RougeScore",
+    "ScaleScores",
     "SeedSummary",
     "UnlearningReport",
     "Verdict",
@@ -123,6 +128,7 @@ __all__ = [
     "rouge_l",
     "run_benchmark",
     "run_controls",
+    "score_scales",
     "sweep",
     "with_controls",
 ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError
-from hf_taskvec.extraction.from_finetuned import VocabularyChoice
+from hf_taskvec.extraction.from_finetuned import HeadsChoice, VocabularyChoice
 from hf_taskvec.models.folder_contents import kind_of
 
 
@@ -14,6 +14,7 @@ def open_vector(
     *,
     name: str | None = None,
     vocabulary: VocabularyChoice | None = None,
+    heads: HeadsChoice | None = None,
     token: str | bool | None = None,
 ) -> TaskVector:
     """A task vector from a folder or a Hub id (`me/tuned`, `me/tuned@revision`) that holds one in any form.
@@ -31,6 +32,8 @@ def open_vector(
             What expressions call the vector.
         vocabulary (`str`, *optional*):
             For full fine-tunes alone: `"truncate"` or `"extend"`, see `TaskVector.from_finetuned`.
+        heads (`str`, *optional*):
+            For full fine-tunes alone as well: `"exclude"` or `"match"`.
         token (`str` or `bool`, *optional*):
             For Hub ids, as in transformers.
 
@@ -38,7 +41,8 @@ def open_vector(
         `TaskVector`: The vector, of which nothing has been read yet.
 
     Raises:
-        `BadValueError`: If it is a full fine-tune and there is no base, or `vocabulary` is given for anything else.
+        `BadValueError`: If it is a full fine-tune and there is no base, or `vocabulary` or `heads` is given for
+            anything else.
         `MissingFileError`: If there is no such folder or repository.
 
     Example:
@@ -48,8 +52,9 @@ def open_vector(
 
     """
     kind, shown = kind_of(where, base, token)
-    if vocabulary is not None and kind != "model":
-        raise BadValueError(f"vocabulary is for full fine-tunes, and {shown} is none.")
+    for what, choice in (("vocabulary", vocabulary), ("heads", heads)):
+        if choice is not None and kind != "model":
+            raise BadValueError(f"{what} is for full fine-tunes, and {shown} is none.")
     if kind == "vector":
         vector = TaskVector.load(where, token=token)
         return vector if name is None else vector.named(name)
@@ -60,4 +65,4 @@ def open_vector(
             f"{shown} is no task vector and no adapter. If it is a full fine-tune, its vector needs the base as well: "
             "taskvec extract BASE TUNED"
         )
-    return TaskVector.from_finetuned(base, where, name=name, vocabulary=vocabulary, token=token)
+    return TaskVector.from_finetuned(base, where, name=name, vocabulary=vocabulary, heads=heads, token=token)

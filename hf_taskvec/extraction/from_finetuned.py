@@ -25,6 +25,10 @@ from hf_taskvec.progress import progress_bar
 #: what to do when the embeddings of base and fine-tune differ in their number of rows
 VocabularyChoice = Literal["truncate", "extend"]
 _VOCABULARY: tuple[str, ...] = get_args(VocabularyChoice)
+#: what to do when the heads of base and fine-tune differ
+HeadsChoice = Literal["exclude", "match"]
+_HEADS: tuple[str, ...] = get_args(HeadsChoice)
+_WHICH_HEADS = "Pass heads='exclude' to leave all heads out, or heads='match' to compare those that fit each other."
 
 
 def from_finetuned(
@@ -35,14 +39,19 @@ def from_finetuned(
     base_revision: str | None = None,
     tuned_revision: str | None = None,
     vocabulary: VocabularyChoice | None = None,
+    heads: HeadsChoice | None = None,
     token: str | bool | None = None,
     progress: bool | None = None,
 ) -> TaskVector:
     """See `TaskVector.from_finetuned`."""
-    if vocabulary not in (None, *_VOCABULARY):
-        raise BadValueError(f"vocabulary={vocabulary!r} is not one of {', '.join(map(repr, _VOCABULARY))}.")
+    for what, choice, choices in (("vocabulary", vocabulary, _VOCABULARY), ("heads", heads, _HEADS)):
+        if choice not in (None, *choices):
+            raise BadValueError(f"{what}={choice!r} is not one of {', '.join(map(repr, choices))}.")
     old = open_model(base, base_revision, token, [MODEL_CARD])
     new = open_model(tuned, tuned_revision, token, [MODEL_CARD])
+    whole_base, whole_tuned = old, new
+    if heads is not None:
+        old, new = _without_heads(old, new, heads, vocabulary)
     _check_names(old, new)
     _warn_if_swapped(old, new)
     _check_constants(old, new)
@@ -57,10 +66,11 @@ def from_finetuned(
         )
         terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
     how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
-    base_record = old.record()
+    how += f", heads={heads!r}" if heads else ""
+    base_record, tuned_record = whole_base.record(), whole_tuned.record()  # whatever is left out of the vector
     if isinstance(base, torch.nn.Module):  # everything was read above, and may change later
-        base_record = replace(base_record, sha256=old.full_digest)
-    origin = Origin(name or label_for(new.name), how, base_record, replace(new.record(), weights=None))
+        base_record = replace(base_record, sha256=whole_base.full_digest)
+    origin = Origin(name or label_for(new.name), how, base_record, replace(tuned_record, weights=None))
     return TaskVector(terms, Provenance.of(origin))
 
 
@@ -83,6 +93,32 @@ def open_model(
     return live_checkpoint(model)
 
 
+def _heads_of(base: Checkpoint, tuned: Checkpoint) -> frozenset[str]:
+    """The parameters that belong to a task: those that a body does not have, or one of two classes alone has."""
+    one, other = base.layout, tuned.layout
+    heads = one.head | other.head
+    return heads | (one.shapes.keys() ^ other.shapes.keys()) if one.architecture != other.architecture else heads
+
+
+def _without_heads(
+    base: Checkpoint, tuned: Checkpoint, heads: HeadsChoice, vocabulary: VocabularyChoice | None
+) -> tuple[Checkpoint, Checkpoint]:
+    """The two models without their heads, or without those that do not fit each other."""
+
+    def fit(name: str) -> bool:
+        if name not in base.tensors or name not in tuned.tensors:
+            return False
+        one, other = base.tensors[name].shape, tuned.tensors[name].shape
+        return one == other or (vocabulary is not None and tuned.layout.is_vocabulary(name) and one[1:] == other[1:])
+
+    left_out = {name for name in _heads_of(base, tuned) if heads == "exclude" or not fit(name)}
+    one, other = (
+        replace(model, tensors={name: source for name, source in model.tensors.items() if name not in left_out})
+        for model in (base, tuned)
+    )
+    return one, other
+
+
 def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
     missing = [name for name in base.tensors if name not in tuned.tensors]
     extra = [name for name in tuned.tensors if name not in base.tensors]
@@ -100,6 +136,8 @@ def _check_names(base: Checkpoint, tuned: Checkpoint) -> None:
         parts.append(f"missing in the fine-tune: {some(missing)}")
     if extra:
         parts.append(f"missing in the base: {some(extra)}")
+    if _heads_of(base, tuned).issuperset([*missing, *extra]) and base.layout.architecture != tuned.layout.architecture:
+        raise MismatchError(f"{models} have different heads ({'; '.join(parts)}). {_WHICH_HEADS}")
     raise MismatchError(
         f"{models} do not have the same parameters ({'; '.join(parts)}). Save the fine-tune again whole, "
         "and with the base's tie_word_embeddings setting."
@@ -158,6 +196,11 @@ def _resized(
     name: str, base: Source, tuned: Source, vocabulary: VocabularyChoice | None, layout: Layout
 ) -> tuple[Delta, ...]:
     """The change of an embedding to another number of rows."""
+    if name in layout.head and not layout.is_vocabulary(name):
+        raise MismatchError(
+            f"{name}: the heads differ, {list(base.shape)} in the base and {list(tuned.shape)} in the fine-tune, as "
+            f"those of other tasks do. {_WHICH_HEADS}"
+        )
     if base.shape[1:] != tuned.shape[1:] or not layout.is_vocabulary(name):
         raise MismatchError(
             f"{name}: the base has shape {list(base.shape)}, the fine-tune {list(tuned.shape)}. Only input embeddings "

@@ -22,6 +22,7 @@ from hf_taskvec.models.card_metadata import stated
 from hf_taskvec.models.folder_contents import ContentKind, kinds_in
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
+from hf_taskvec.models.model_classes import named_classes
 from hf_taskvec.models.tensor_files import StoredTensor, open_files
 from hf_taskvec.models.tokenizer_digest import vocabulary_digest
 
@@ -121,7 +122,7 @@ def open_checkpoint(
             if source.dtype not in FLOATS:
                 raise _quantised(name, raw, source)
     layout = layout_of_config(config, {raw: source.shape for raw, source in stored.items()})
-    classes = _classes(config)
+    classes = named_classes(config)
     placed = layout.place(stored, name, classes)
     tensors, constants = canonical_tensors(placed, stored, layout, name, classes, layout.constants)
     return Checkpoint(
@@ -136,12 +137,6 @@ def open_checkpoint(
         stored=stored,
         canonical_of={raw: canonical for canonical, raw in placed.items() if canonical not in constants},
     )
-
-
-def _classes(config: Mapping[str, Any]) -> list[str]:
-    """The model's class, as its config names it."""
-    named = config.get("architectures")
-    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
 def canonical_tensors(

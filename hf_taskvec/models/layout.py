@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from hf_taskvec.algebra import parameter_names
-from hf_taskvec.errors import MismatchError, UnsupportedError, some
+from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.models import layout_cache
 from hf_taskvec.models.meta_models import build_meta_model, most_parameters
+from hf_taskvec.models.model_classes import causal_class, class_of_model, known_class, own_class
 
 # Causal masks and rotary tables that older checkpoints carry as if they were weights.
 _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)$|rotary_emb\.\w*inv_freq$")
@@ -161,8 +162,8 @@ class Layout:
 
     def _another_class(self, where: str, classes: Sequence[str], why: str) -> MismatchError:
         return MismatchError(
-            f"{where} is a {' and a '.join(classes)}, and hf_taskvec reads causal language models, here "
-            f"{self.architecture}: {why}. Give the causal language model."
+            f"{where} is a {' and a '.join(classes)}, which transformers does not know as a class of this type, and no "
+            f"{self.architecture}: {why}. Give a model of a class that transformers has, or without its config.json."
         )
 
     def check_whole(self, shapes: Mapping[str, tuple[int, ...]], where: str, classes: Sequence[str] = ()) -> None:
@@ -233,7 +234,7 @@ def without_peft(model: Any) -> Any:
 
 
 def layout_of_config(config: Mapping[str, Any] | None, stored: Mapping[str, Sequence[int]] | None = None) -> Layout:
-    """The layout of the causal language model that a `config.json` describes.
+    """The layout of the model that a `config.json` describes, of whatever class.
 
     Args:
         config (`Mapping[str, Any]`, *optional*):
@@ -244,21 +245,33 @@ def layout_of_config(config: Mapping[str, Any] | None, stored: Mapping[str, Sequ
 
     Raises:
         `MismatchError`: If no such model can be built.
-        `UnsupportedError`: If it is not a causal language model.
+        `UnsupportedError`: If the config does not tell the model's class.
     """
     if not config or "model_type" not in config:
         return Layout()
-    of_the_class = {name: value for name, value in config.items() if name not in _NOT_OF_THE_CLASS}
-    return _layout_of_json(json.dumps(of_the_class, sort_keys=True, default=str), most_parameters(config, stored))
+    return _layout_of_json(_text(config), most_parameters(config, stored))
 
 
 def layout_of_model(model: Any) -> Layout:
-    """The layout of a live model, wrapped by PEFT or not."""
+    """The layout of a live model, wrapped by PEFT or not, of whatever class."""
     inner = without_peft(model)
     config = getattr(inner, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return Layout()
-    return layout_of_config(config.to_dict(), {name: each.shape for name, each in inner.named_parameters()})
+    settings, shapes = config.to_dict(), {name: each.shape for name, each in inner.named_parameters()}
+    cls = class_of_model(inner)
+    if cls is None or "model_type" not in settings:
+        return layout_of_config(settings, shapes)
+    settings["architectures"] = [cls.__name__]  # the config may still name the class that was loaded first
+    if own_class(cls.__name__) is cls:
+        return layout_of_config(settings, shapes)
+    return _layout_of_class(_text(settings), most_parameters(settings, shapes), cls)
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    """What the layout follows from, as JSON."""
+    of_the_class = {name: value for name, value in config.items() if name not in _NOT_OF_THE_CLASS}
+    return json.dumps(of_the_class, sort_keys=True, default=str)
 
 
 @lru_cache(maxsize=32)
@@ -274,19 +287,28 @@ def _layout_of_json(text: str, most: int) -> Layout:
     return found
 
 
+@lru_cache(maxsize=32)
+def _layout_of_class(text: str, most: int, cls: Any) -> Layout:
+    """The layout of a class that somebody made of transformers' parts; of a type of their own it is not known."""
+    from transformers import CONFIG_MAPPING
+
+    config = json.loads(text)
+    return _layout_of(build_meta_model(config, most, cls)) if config["model_type"] in CONFIG_MAPPING else Layout()
+
+
 def _built_layout(config: Mapping[str, Any], most: int) -> Layout:
     """The layout that transformers itself tells, by the model that it builds of a config."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind = config["model_type"]
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # an architecture that this transformers does not know
+    cls = known_class(config)
+    if cls is None:  # an architecture that this transformers does not know
         return Layout()
-    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedError(
-            f"{kind} is not a causal language model that transformers knows. Give a model that "
-            "AutoModelForCausalLM.from_pretrained() loads."
-        )
-    return _layout_of(build_meta_model(config, most))
+    model = build_meta_model(config, most, cls)
+    # The body of a language model has the names of the whole, so that vectors of the one fit the other.
+    causal = causal_class(config["model_type"]) if model.base_model is model else None
+    if causal is not None and causal is not cls:
+        whole = build_meta_model(config, most, causal)
+        if type(whole.base_model) is cls and whole.base_model.state_dict().keys() == model.state_dict().keys():
+            return _layout_of(whole)
+    return _layout_of(model)
 
 
 def _layout_of(model: Any) -> Layout:
@@ -304,17 +326,22 @@ def _layout_of(model: Any) -> Layout:
     tied = {canonical[alias]: canonical[owner] for alias, owner in pairs if alias in canonical and owner in canonical}
     shapes = {name: tuple(tensor.shape) for name, tensor in disk.items() if name not in tied}
     integers = {name for name, tensor in disk.items() if not tensor.is_floating_point()}
+    is_body = model.base_model is model
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
     modules = {canonical.get(f"{n}.weight"): module for n, module in model.named_modules()}
     embeddings = {n: module for n, module in modules.items() if n and isinstance(module, torch.nn.Embedding)}
     return Layout(
         architecture=type(model).__name__,
-        body=type(model.base_model).__name__ if model.base_model is not model else None,
+        body=None if is_body else type(model.base_model).__name__,
         shapes={name: shape for name, shape in shapes.items() if name not in integers},
         constants={name: shape for name, shape in shapes.items() if name in integers},
         tied=tied,
         optional=frozenset(canonical.get(name, name) for name in live if _may_be_missing(model, name)),
-        head=frozenset(n for live_name, n in canonical.items() if not live_name.startswith(prefix) and n not in tied),
+        head=frozenset(
+            name
+            for live_name, name in canonical.items()
+            if not is_body and not live_name.startswith(prefix) and name not in tied
+        ),
         conv1d=frozenset(name for name, module in modules.items() if name and isinstance(module, Conv1D)),
         embeddings=frozenset(embeddings),
         offset=frozenset(name for name, module in embeddings.items() if hasattr(module, "offset")),
@@ -343,11 +370,17 @@ def _ignored(model: Any) -> tuple[str, ...]:
 
 def _vocabulary(model: Any) -> list[str]:
     """The live names of the parameters of the input embedding and of the output head."""
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    layers = {part for end in ends if end is not None for part in end.modules()}
+    layers = set()
+    for get, kinds in (
+        (model.get_input_embeddings, torch.nn.Embedding),  # not the patches of a picture
+        (model.get_output_embeddings, torch.nn.Embedding | torch.nn.Linear),
+    ):
+        try:
+            end = get()
+        except (NotImplementedError, AttributeError):  # a model of pictures or sounds
+            continue
+        if end is not None:
+            layers |= {part for part in end.modules() if isinstance(part, kinds)}
     return [
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if module in layers and isinstance(module, torch.nn.Embedding | torch.nn.Linear)
-        for name in module._parameters
+        f"{path}.{name}" for path, module in model.named_modules() if module in layers for name in module._parameters
     ]

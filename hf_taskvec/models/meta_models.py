@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 
 from hf_taskvec.errors import MismatchError
+from hf_taskvec.models.model_classes import config_for, known_class
 
 # So many parameters are built whatever the files hold, which takes less than a second.
 _ALWAYS = 4096
@@ -58,37 +59,41 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
         yield key, value
 
 
-def build_meta_model(config: Mapping[str, Any], most: int) -> Any:
-    """The causal language model of a config, on the meta device.
+def build_meta_model(config: Mapping[str, Any], most: int, cls: Any = None) -> Any:
+    """The model of a config, on the meta device.
 
     Args:
         config (`Mapping[str, Any]`):
             As it stands in a `config.json`.
         most (`int`):
             How many parameters it may have.
+        cls (`type`, *optional*):
+            Its class; by default the one that the config names.
 
     Raises:
         `MismatchError`: If it would have more, or cannot be built.
+        `UnsupportedError`: If the config does not tell its class.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+    from transformers import AutoConfig, PreTrainedConfig
     from transformers.utils import logging
 
+    cls = cls or known_class(config)
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         with torch.device("meta"), _at_most(most):
             # JSON has no infinity: transformers writes {"__float__": "Infinity"}.
             settings = PreTrainedConfig._decode_special_floats(dict(config))
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+            return cls._from_config(config_for(cls, AutoConfig.for_model(**settings)))
     except _TooLargeError:
         raise MismatchError(
-            f"the config describes a {config['model_type']} model of more than {most} parameters, {_TOO_MUCH}. Is it "
+            f"the config describes a {cls.__name__} of more than {most} parameters, {_TOO_MUCH}. Is it "
             "the model's own config.json?"
         ) from None
     except Exception as error:  # transformers raises whatever the values lead it to
         raise MismatchError(
-            f"the config does not describe a {config['model_type']} model that can be built ({type(error).__name__}: "
-            f"{error}). Is it the model's own config.json?"
+            f"the config does not describe a {cls.__name__} that can be built ({type(error).__name__}: {error}). Is it "
+            "the model's own config.json?"
         ) from None
     finally:
         logging.set_verbosity(level)

@@ -15,7 +15,7 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.merging import combine
 
 _UNKNOWN = "...  # how it was made is not known"
-_VOCABULARIES = ("truncate", "extend")
+_CHOICES = {"vocabulary": ("truncate", "extend"), "heads": ("exclude", "match")}
 
 
 # Reading
@@ -231,8 +231,9 @@ def _origin_code(origin: Origin) -> str:
     name = f", name={origin.label!r}"
     if not origin.how.startswith("full fine-tune"):
         return f"{origin.label} = TaskVector.from_adapter({tuned}{f', base={base}' if base else ''}{name})"
-    vocabulary = next((f", vocabulary={each!r}" for each in _VOCABULARIES if f"={each!r}" in origin.how), "")
-    return f"{origin.label} = TaskVector.from_finetuned({base}, {tuned}{name}{vocabulary})"
+    choices = [f", {what}={each!r}" for what, every in _CHOICES.items() for each in every]
+    stated = "".join(choice for choice in choices if choice in origin.how)
+    return f"{origin.label} = TaskVector.from_finetuned({base}, {tuned}{name}{stated})"
 
 
 def _where(model: ModelRecord) -> str:

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.hub_server import HubServer
+from support.tiny_classes import CLASSES
 from support.tiny_models import (
     ARCHITECTURES,
     DTYPES,
@@ -33,7 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.algebra.sources import InMemory
-from hf_taskvec.errors import MismatchError, TaskVectorWarning
+from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorWarning
 from hf_taskvec.extraction.from_finetuned import from_finetuned
 from hf_taskvec.models.checkpoint import open_checkpoint
 
@@ -665,10 +666,10 @@ def test_names_of_an_unknown_architecture_are_taken_as_they_are(models: TinyMode
     assert_gives_tuned(odd.vector(), pair)
 
 
-def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path, models: TinyModels) -> None:
+def test_a_config_that_names_no_class_is_refused(tmp_path: Path, models: TinyModels) -> None:
     folder = shutil.copytree(models.pair("phi").tuned, tmp_path / "vit")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    with pytest.raises(TaskVectorError, match="vit is not a causal language model"):
+    with pytest.raises(TaskVectorError, match="type vit may be that of several classes"):
         TaskVector.from_finetuned(models.pair("phi").base, folder)
 
 
@@ -808,3 +809,64 @@ def test_a_vector_is_refused_as_a_model(models: TinyModels, tmp_path: Path) -> N
     pair.vector().save(tmp_path / "saved")
     with pytest.raises(MismatchError, match=r"saved is a saved task vector, not a model: use TaskVector.load\(\)"):
         TaskVector.from_finetuned(tmp_path / "saved", pair.tuned)
+
+
+# Heads that differ.
+
+
+def _classifiers(tmp_path: Path) -> tuple[Path, Path]:
+    """A base with a head of two labels and a fine-tune of it with one of three."""
+    tiny = CLASSES["BertForSequenceClassification"]
+    base, other = tiny.make(num_labels=2), tiny.make(num_labels=3)
+    other.bert.load_state_dict(tuned_copy(base).bert.state_dict())
+    pair = save_pair(tmp_path, base, other)
+    return pair.base, pair.tuned
+
+
+def test_heads_of_other_sizes_take_a_choice(tmp_path: Path) -> None:
+    base, tuned = _classifiers(tmp_path)
+    with pytest.raises(MismatchError, match=r"classifier\.\S+: the heads differ, \[2.* in the base .*heads='exclude'"):
+        TaskVector.from_finetuned(base, tuned)
+    with pytest.raises(BadValueError, match=r"heads='drop' is not one of 'exclude', 'match'"):
+        TaskVector.from_finetuned(base, tuned, heads="drop")  # type: ignore[arg-type]
+    body = {name for name in load_file(base / "model.safetensors") if name.startswith("bert.")}
+    for heads in ("exclude", "match"):
+        vector = TaskVector.from_finetuned(base, tuned, heads=heads)
+        assert set(vector) == body
+        found = load_file(vector.apply(base, tmp_path / heads) / "model.safetensors")
+        first, second = (load_file(each / "model.safetensors") for each in (base, tuned))
+        for name, tensor in found.items():
+            assert torch.equal(tensor, second[name] if name in body else first[name]), name
+        vector.apply(base, tmp_path / f"strict {heads}", strict_base=True)  # the record is of the whole base
+
+
+def test_heads_that_fit_are_compared_where_that_is_asked_for(tmp_path: Path) -> None:
+    base = CLASSES["BertForSequenceClassification"].make()
+    pair = save_pair(tmp_path, base, tuned_copy(base))
+    assert set(pair.vector(heads="match")) == set(pair.vector())
+    left = set(pair.vector()) - set(pair.vector(heads="exclude"))
+    assert left == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_classifier_is_compared_with_the_language_model_that_it_comes_from(tmp_path: Path) -> None:
+    language, classifier = CLASSES["BertForMaskedLM"].make(), CLASSES["BertForSequenceClassification"].make()
+    shared = {name: each + 0.5 for name, each in language.bert.state_dict().items()}
+    classifier.bert.load_state_dict(shared, strict=False)
+    pair = save_pair(tmp_path, language, classifier)
+    with pytest.raises(MismatchError, match=r"different heads \(missing in .*cls.*pooler.*heads='match'"):
+        pair.vector()
+    for vector in (pair.vector(heads="match"), TaskVector.from_finetuned(language, classifier, heads="exclude")):
+        assert set(vector) == {f"bert.{name}" for name in shared if name != "embeddings.position_ids"}
+        with vector.applied_to(language):
+            assert all(torch.equal(each, shared[name]) for name, each in language.bert.state_dict().items())
+
+
+def test_a_head_of_another_task_is_refused_with_the_choice_that_leaves_it_out(tmp_path: Path) -> None:
+    tiny = CLASSES["BertForSequenceClassification"]
+    base = tiny.make()
+    vector = TaskVector.from_finetuned(base, tuned_copy(base))
+    with pytest.raises(MismatchError, match=r"classifier\.\S+: the heads differ, .*heads='exclude'"):
+        vector.edit(tiny.make(num_labels=4))
+    with pytest.raises(MismatchError, match=r"missing: \S+pooler.*classifier.*heads='exclude'"):
+        vector.edit(CLASSES["BertForQuestionAnswering"].make())
+    TaskVector.from_finetuned(base, tuned_copy(base), heads="exclude").edit(tiny.make(num_labels=4)).restore()

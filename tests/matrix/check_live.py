@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from matrix.outcomes import Tally, WrongError
-from matrix.subjects import Subject, assert_same_bits, loaded, stored
+from matrix.subjects import Subject, assert_same_bits, loaded
 
 from hf_taskvec import TaskVector, TaskVectorError
 
@@ -41,5 +41,5 @@ def check(subject: Subject, tally: Tally) -> None:
             assert_same_bits(model.state_dict(), expected, f"edited at {scale}")
         assert_same_bits(model.state_dict(), before, "restored")
     tally.exact = len(vector)
-    if not stored(subject.base_folder).keys() >= set(vector):
-        raise WrongError("the vector has names that no file has")
+    if not set(streamed) >= set(vector):
+        raise WrongError("the live vector has names that the stored one does not have")

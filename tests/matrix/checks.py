@@ -19,9 +19,12 @@ CHECKS: dict[str, Callable[[Subject, Tally], None]] = {
     "export": check_export.check,
 }
 
+#: those that models of other classes go through as well
+CLASS_CHECKS = ("streamed", "live")
+
 
 def outcome(model_type: str, check: str, folder: Path) -> Outcome:
-    """The outcome of one check of one model type, in an empty folder."""
+    """The outcome of one check of one model type or class, in an empty folder."""
     subject = Subject(model_type, folder)
     try:
         _ = subject.base

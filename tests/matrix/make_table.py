@@ -15,11 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from matrix import results
+from matrix.other_classes import CLASSES
 from matrix.outcomes import CRASHED, EXACT, IMPOSSIBLE, KINDS, NOT_BUILT, PARTLY, REFUSED, WRONG
 from matrix.results import LORA, Outcomes
 
+README = results.ROOT / "README.md"
 PAGE = results.ROOT / "docs" / "coverage.md"
 CHECKS = ["streamed", "live", "lora", "attached", "vocabulary", "export"]
+CLASS_CHECKS = ["streamed", "live"]
 _MARKS = {
     EXACT: "✓",
     PARTLY: "✓ −",
@@ -35,17 +38,14 @@ _INTRODUCTION = Path(__file__).with_name("coverage_introduction.md")
 
 def page(committed: dict[str, str], outcomes: Outcomes) -> str:
     """The page, from committed versions and outcomes."""
-    types = sorted({row for row, _ in outcomes if row != LORA})
+    types, classes = _rows(outcomes)
     options = {check: outcome for (row, check), outcome in outcomes.items() if row == LORA}
     single = [kind.kind for check, kind in options.items() if "×" not in check]
     paired = [kind.kind for check, kind in options.items() if "×" in check]
-    parts = [
-        _INTRODUCTION.read_text("utf-8").format(
-            types=len(types), minutes="about half an hour on two cores", **committed
-        )
-    ]
+    parts = [_INTRODUCTION.read_text("utf-8").format(types=len(types), classes=len(classes), **committed)]
     parts.append("## Counts\n")
     columns = {check: [outcomes[each, check].kind for each in types] for check in CHECKS}
+    columns |= {f"{check}, other classes": [outcomes[each, check].kind for each in classes] for check in CLASS_CHECKS}
     columns |= {"LoraConfig, one field": single, "LoraConfig, two fields": paired}
     counts = {what: Counter(kinds) for what, kinds in columns.items()}
     shown = [kind for kind in KINDS if any(count[kind] for count in counts.values())]
@@ -54,10 +54,17 @@ def page(committed: dict[str, str], outcomes: Outcomes) -> str:
     parts.append("## Model types\n")
     rows = [[f"`{each}`", *(_MARKS[outcomes[each, check].kind] for check in CHECKS)] for each in types]
     parts.append(_table(["type", *CHECKS], rows))
+    parts.append("## Other classes\n")
+    rows = [
+        [f"`{each}`", f"`{_auto_class(each)}`", *(_MARKS[outcomes[each, check].kind] for check in CLASS_CHECKS)]
+        for each in classes
+    ]
+    parts.append(_table(["class", "which auto class", *CLASS_CHECKS], rows))
     parts.append("## Reasons\n\n`…` stands for the name of a parameter, a file or a model, `N` for a number.\n")
     for check in CHECKS:
         parts.append(f"### {check}\n")
-        parts.append(_reasons({each: outcomes[each, check] for each in types}))
+        rows_of_check = [*types, *(classes if check in CLASS_CHECKS else [])]
+        parts.append(_reasons({each: outcomes[each, check] for each in rows_of_check}))
     parts.append("## Fields of LoraConfig\n")
     rows = [
         [f"`{check}`", options[check].kind, _escaped("; ".join(options[check].reasons))]
@@ -68,6 +75,30 @@ def page(committed: dict[str, str], outcomes: Outcomes) -> str:
     parts.append("### Pairs of fields that are not exact\n")
     parts.append(_reasons({check: outcome for check, outcome in sorted(options.items()) if "×" in check}))
     return "\n".join(parts)
+
+
+def _rows(outcomes: Outcomes) -> tuple[list[str], list[str]]:
+    """The causal model types, and the other classes."""
+    rows = sorted({row for row, _ in outcomes if row != LORA})
+    return [row for row in rows if row not in CLASSES], [row for row in rows if row in CLASSES]
+
+
+def _auto_class(name: str) -> str:
+    """What transformers calls the auto class: the words of its table's name."""
+    return CLASSES[name][0].lower().replace("_", "-")
+
+
+def with_summary(readme: str, outcomes: Outcomes) -> str:
+    """The README with the sentence that tells what works."""
+    types, classes = _rows(outcomes)
+    exact = [sum(outcomes[each, "streamed"].kind == EXACT for each in rows) for rows in (types, classes)]
+    kinds = ", ".join(dict.fromkeys(_auto_class(each).replace("-", " ") for each in CLASSES))
+    text = (
+        f"{exact[0]} of {len(types)} causal model types of transformers and {exact[1]} of {len(classes)} other classes "
+        f"({kinds}) are exact from folder to folder; [the table](docs/coverage.md) has the rest, and every option of "
+        "LoRA."
+    )
+    return re.sub(r"(?s)(<!-- matrix -->).*?(<!-- end -->)", lambda found: f"{found[1]}{text}{found[2]}", readme)
 
 
 def _reasons(outcomes: dict[str, results.Outcome]) -> str:
@@ -106,6 +137,7 @@ def main() -> None:
             sys.exit(f"{len(missing)} outcomes are missing, such as {missing[0]}. Run `make test-matrix` first.")
         results.EXPECTED.write_text(results.as_expected({key: found[key] for key in all_cases()}), "utf-8")
     PAGE.write_text(page(*results.expected()), "utf-8")
+    README.write_text(with_summary(README.read_text("utf-8"), results.expected()[1]), "utf-8")
 
 
 if __name__ == "__main__":

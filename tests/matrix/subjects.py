@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from matrix.outcomes import ImpossibleError, WrongError, others
 from matrix.tiny_types import RESET_BY_LOADING, build, inputs
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -78,9 +80,14 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def loaded(folder: Path, **options: Any) -> PreTrainedModel:
-    """What transformers makes of a folder."""
+    """What transformers makes of a folder, by the class that its config names."""
     with others("loading by transformers"):
-        return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+        return _class_of(folder).from_pretrained(folder, **options).eval()
+
+
+def _class_of(folder: Path) -> Any:
+    (name,) = json.loads((folder / "config.json").read_text("utf-8"))["architectures"]
+    return getattr(transformers, name)
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:
@@ -129,7 +136,7 @@ def assert_loads_alike(folder: Path, reference: Path) -> None:
 
 def _loaded_with_notes(folder: Path) -> tuple[PreTrainedModel, dict[str, Any]]:
     with others("loading by transformers"):
-        return AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        return _class_of(folder).from_pretrained(folder, output_loading_info=True)
 
 
 def _assert_same_names(found: Iterable[str], expected: Iterable[str], what: str) -> None:

@@ -6,7 +6,8 @@ import peft
 import pytest
 from matrix import lora_cases, make_table, results
 from matrix.cases import all_cases, run
-from matrix.checks import CHECKS
+from matrix.checks import CHECKS, CLASS_CHECKS
+from matrix.other_classes import CLASSES, TABLES
 from matrix.outcomes import CRASHED, WRONG
 from matrix.tiny_types import TYPES
 
@@ -35,6 +36,20 @@ def test_outcomes_of_the_sample_are_the_committed_ones(model_type):
     assert not changed, "\n".join([*changed, "If this is meant: `make test-matrix`, `make matrix-table`."])
 
 
+@pytest.mark.parametrize(
+    "name", ["AlbertForMaskedLM", "CLIPModel", "ConvNextForImageClassification", "T5ForTokenClassification"]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_outcomes_of_other_classes_are_the_committed_ones(name):
+    keys = [(name, check) for check in CLASS_CHECKS]
+    changed = results.differences({key: run(*key) for key in keys}, results.expected()[1], keys, reasons=False)
+    assert not changed, "\n".join([*changed, "If this is meant: `make test-matrix`, `make matrix-table`."])
+
+
+def test_every_table_of_auto_classes_has_some():
+    assert {table for table, _ in CLASSES.values()} == set(TABLES)
+
+
 @pytest.mark.parametrize("label", ["use_dora: true", "bias: all", "use_qalora: true", "use_rslora × use_dora"])
 @pytest.mark.filterwarnings("ignore")
 def test_outcomes_of_lora_options_are_the_committed_ones(label):
@@ -51,7 +66,7 @@ def test_every_case_is_committed_and_no_other():
     if versions != results.versions():
         pytest.skip(f"the committed outcomes are of {versions}")
     assert set(outcomes) == set(all_cases())
-    assert {row for row, _ in outcomes} == {*TYPES, results.LORA}
+    assert {row for row, _ in outcomes} == {*TYPES, *CLASSES, results.LORA}
 
 
 def test_nothing_that_is_committed_is_wrong():
@@ -61,3 +76,5 @@ def test_nothing_that_is_committed_is_wrong():
 def test_the_page_is_what_the_committed_outcomes_give():
     written = make_table.PAGE.read_text("utf-8")
     assert written == make_table.page(*results.expected()), "run `python tests/matrix/make_table.py --page`"
+    readme = make_table.README.read_text("utf-8")
+    assert readme == make_table.with_summary(readme, results.expected()[1]), "the same for the README"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from matrix.other_classes import CLASSES
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -112,7 +113,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "codegen": {"n_head": 4, "rotary_dim": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "convnext": {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
+    "distilbert": {"dim": 16, "hidden_dim": 32},
     "gemma4": {"text_config.global_head_dim": 8},
     "gemma4_assistant": {
         "text_config.global_head_dim": 8,
@@ -125,6 +128,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"global_head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "hubert": {"conv_dim": (8,) * 7, "num_conv_pos_embedding_groups": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4},
@@ -132,9 +136,13 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
     },
+    "qwen2_vl": {"vision_config.embed_dim": 16, "vision_config.mlp_ratio": 2},
     "qwen4_exp": {f"text_config.{name}": value for name, value in _QWEN4.items()},
     "qwen4_exp_text": _QWEN4,
     "reformer": {"is_decoder": True, "axial_pos_shape": (8, 8), "axial_pos_embds_dim": (4, 12)},
+    "resnet": {"hidden_sizes": [8, 8], "depths": [1, 1]},
+    "swin": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "patch_size": 7},
+    "wav2vec2": {"conv_dim": (8,) * 7, "num_conv_pos_embedding_groups": 2},
     "xlstm": {"hidden_size": 64, "embedding_dim": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
@@ -206,12 +214,14 @@ def _layer_kinds(config: type[PreTrainedConfig]) -> dict[str, Any]:
     return {"num_hidden_layers": len(layers), **dict(zip(kinds, map(list, zip(*layers, strict=True)), strict=True))}
 
 
-def build(model_type: str, seed: int = 0) -> PreTrainedModel:
-    """A tiny model as transformers starts it, before anything is trained."""
+def build(row: str, seed: int = 0) -> PreTrainedModel:
+    """A tiny model as transformers starts it, before anything is trained: of a causal type, or of another class."""
     torch.manual_seed(seed)
     transformers.logging.set_verbosity_error()
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type))
-    return model.eval()
+    if row in CLASSES:
+        _, model_type = CLASSES[row]
+        return getattr(transformers, row)._from_config(tiny_config(model_type)).eval()
+    return AutoModelForCausalLM.from_config(tiny_config(row)).eval()
 
 
 def inputs(model: PreTrainedModel) -> dict[str, Any]:

@@ -124,10 +124,14 @@ def assert_gives_tuned(vector: TaskVector, pair: Pair) -> None:
     base, tuned = tensors(pair.base), tensors(pair.tuned)
     assert set(vector) <= set(base)
     for name in base:
-        expected = tuned[name].read().view(torch.uint8)
+        expected = _bits(tuned[name].read())
         # The vector's own base is not even read; a copy of it takes part in the arithmetic.
         for target in (base[name], base[name].read().clone()):
-            assert torch.equal(added(vector, name, target).view(torch.uint8), expected), name
+            assert torch.equal(_bits(added(vector, name, target)), expected), name
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.atleast_1d(tensor).view(torch.uint8)
 
 
 def nearest(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
