@@ -24,6 +24,7 @@ EXEMPT = {
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",
     "hf_taskvec.models.layout:_layout_of_json": "a text that was made of a config, as a key of the cache",
+    "hf_taskvec.models.layout:_layout_of_class": "the same of a class of somebody's own",
     "hf_taskvec.models.loading:load_for_evaluation": _TRANSFORMERS,
     "hf_taskvec.models.loading:load_tokenizer": _TRANSFORMERS,
     "hf_taskvec.peak_memory:_status": "the kernel's own",
