@@ -180,26 +180,25 @@ def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: tor
     Returns:
         `list` of `_Found`: What there is in each block.
     """
+    parts = (tuned, base, high, low)
     known = {tuned.dtype, base.dtype, high.dtype} <= _COMPILED
     whole = tuned.numel() // BLOCK if known and can_compile() else 0
-    blocks = list(zip(*(torch.split(each, BLOCK) for each in (tuned, base, high, low)), strict=True))
     report = (ctypes.c_int64 * (REPORTED * whole))()
     if whole:
-        addresses = (each.data_ptr() for each in (tuned, base, high, low))
-        split_code(tuned.dtype, base.dtype, high.dtype)(whole, BLOCK, *addresses, report)
-    reports = (report[first : first + REPORTED] for first in range(0, len(report), REPORTED))
-    found = [_reported(block, each) for block, each in zip(blocks[:whole], reports, strict=True)]
-    return found + [_split_by_torch(*block) for block in blocks[whole:]]
-
-
-def _reported(block: tuple[torch.Tensor, ...], report: list[int]) -> _Found:
-    """What `parts_code.split_loop` says of a block."""
-    high, low, zeros, overflow = report
-    if overflow:
-        return _Found((high, low), False, False, False, overflow=True)
-    if zeros:
-        return _found(*block, (high, low))
-    return _Found((high, low), high > 0, low > 0, False, False)
+        run = split_code(tuned.dtype, base.dtype, high.dtype)
+        run(whole, BLOCK, *(each.data_ptr() for each in parts), report)
+    found = []
+    for number in range(-(-tuned.numel() // BLOCK)):
+        block = slice(number * BLOCK, (number + 1) * BLOCK)
+        if number >= whole:
+            found.append(_split_by_torch(*(each[block] for each in parts)))
+            continue
+        in_high, in_low, zeros, overflow = report[REPORTED * number : REPORTED * (number + 1)]
+        if zeros and not overflow:
+            found.append(_found(*(each[block] for each in parts), counts=(in_high, in_low)))
+        else:
+            found.append(_Found((in_high, in_low), in_high > 0, in_low > 0, False, overflow > 0))
+    return found
 
 
 def _split_by_torch(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> _Found:

@@ -64,6 +64,8 @@ def collect(elements: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor)
     if whole:
         run = collecting_code(elements.dtype.itemsize)
         found = int(run(whole, elements.data_ptr(), offsets.data_ptr(), values.data_ptr()))
+    if whole == elements.numel():
+        return found
     (places,) = elements[whole:].view(INTEGERS[elements.dtype.itemsize]).nonzero(as_tuple=True)
     kept = slice(found, found + len(places))
     offsets[kept].copy_(places % BLOCK)
