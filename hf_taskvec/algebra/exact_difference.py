@@ -13,11 +13,10 @@ way that keeps it (`formulas.FormulaBuilder`).
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 
-from hf_taskvec.algebra.machine_code import WIDTH, can_compile, split_code
+from hf_taskvec.algebra.machine_code import REPORTED, can_compile, split_code
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
 from hf_taskvec.algebra.scratch import Slot, buffer
 from hf_taskvec.algebra.sources import InMemory, Source
@@ -102,16 +101,16 @@ def _format_in(tuned: torch.Tensor, base: torch.Tensor, name: str, dtype: torch.
     smaller = list(_SMALLER.get(dtype, ()))
     changed = rounded = signed = False
     counts = []
-    high, low = (buffer(Slot.PARTS, (min(BLOCK, tuned.numel()),), dtype, _CPU, part) for part in range(2))
-    for a, b in _blocks(tuned, base):
+    high, low = (buffer(Slot.PARTS, (min(TILE, tuned.numel()),), dtype, _CPU, part) for part in range(2))
+    for a, b in _groups(tuned, base):
         high, low = high[: a.numel()], low[: a.numel()]
-        found = _split(a, b, high, low)
-        if found.overflow:
-            check_finite(a, a.dtype, name)
-            check_finite(b, b.dtype, name)
-            return None
-        changed, rounded, signed = changed or found.changed, rounded or found.rounded, signed or found.signed
-        counts.append(found.counts)
+        for found in _split(a, b, high, low):
+            if found.overflow:
+                check_finite(a, a.dtype, name)
+                check_finite(b, b.dtype, name)
+                return None
+            changed, rounded, signed = changed or found.changed, rounded or found.rounded, signed or found.signed
+            counts.append(found.counts)
         if not rounded:
             smaller = [each for each in smaller if torch.equal(high.to(each).to(dtype), high)]
     if smaller and not rounded:
@@ -127,27 +126,23 @@ Piece = list[tuple[torch.Tensor, ...]]
 def exact_pieces(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[Piece]:
     """The parts of `tuned - base` in an exact format, some elements at a time; to be used before the next are made."""
     sparse = [part < form.parts and form.is_sparse(part) for part in range(2)]
-    blocks = _blocks(tuned, base)
-    while group := list(islice(blocks, TILE // BLOCK)):
-        size = (sum(a.numel() for a, _ in group),)
+    for a, b in _groups(tuned, base):
+        size = (a.numel(),)
         whole = [buffer(Slot.PARTS, size, form.dtype, _CPU, part) for part in range(2)]
-        offsets = [buffer(Slot.PARTS, size, OFFSETS, _CPU, part) for part in range(2)]
-        values = [buffer(Slot.PARTS, size, form.dtype, _CPU, 2 + part) for part in range(2)]
-        done, kept = 0, [0, 0]
-        for a, b in group:
-            # A sparse part's elements are looked at while they are in the cache, and written over.
-            first = [0 if each else done for each in sparse]
-            high, low = (each[at : at + a.numel()] for each, at in zip(whole, first, strict=True))
-            with kept_subnormals():
-                _split(a, b, high, low)
-            for part, elements in enumerate((high, low)):
-                if sparse[part]:
-                    kept[part] += collect(elements, offsets[part][kept[part] :], values[part][kept[part] :])
-            done += a.numel()
-        yield [
-            (offsets[part][: kept[part]], values[part][: kept[part]]) if sparse[part] else (whole[part],)
-            for part in range(form.parts)
-        ]
+        with kept_subnormals():
+            _split(a, b, *whole)
+        yield [_kept(whole[part], part) if sparse[part] else (whole[part],) for part in range(form.parts)]
+
+
+def _kept(elements: torch.Tensor, part: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets and values of what has a bit that is set."""
+    size = (elements.numel(),)
+    offsets, values = (
+        buffer(Slot.PARTS, size, OFFSETS, _CPU, part),
+        buffer(Slot.PARTS, size, elements.dtype, _CPU, 2 + part),
+    )
+    count = collect(elements, offsets, values)
+    return offsets[:count], values[:count]
 
 
 def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[Source, ...]:
@@ -173,26 +168,37 @@ def _source(form: Format, part: int, tensors: list[torch.Tensor]) -> Source:
     return Sparse(form.shape, counts, offsets, values)
 
 
-def _blocks(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _groups(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The elements, some blocks at a time."""
     flat = (each.detach().contiguous().view(-1) for each in (tuned, base))
-    return zip(*(torch.split(each, BLOCK) for each in flat), strict=True)
+    return zip(*(torch.split(each, TILE) for each in flat), strict=True)
 
 
-def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> _Found:
-    """Write the rounded difference of a block to `high`, and its error to `low`: by machine code if it is whole."""
+def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> list[_Found]:
+    """Write the rounded difference to `high`, and its error to `low`: whole blocks by machine code.
+
+    Returns:
+        `list` of `_Found`: What there is in each block.
+    """
+    parts = (tuned, base, high, low)
     known = {tuned.dtype, base.dtype, high.dtype} <= _COMPILED
-    if tuned.numel() < BLOCK or not known or not can_compile():
-        return _split_by_torch(tuned, base, high, low)
-    assert BLOCK % WIDTH == 0
-    report = (ctypes.c_int64 * 4)()
-    addresses = (each.data_ptr() for each in (tuned, base, high, low))
-    split_code(tuned.dtype, base.dtype, high.dtype)(BLOCK, *addresses, report)
-    counts = (report[0], report[1])
-    if report[3]:
-        return _Found(counts, False, False, False, overflow=True)
-    if report[2]:
-        return _found(tuned, base, high, low, counts)
-    return _Found(counts, counts[0] > 0, counts[1] > 0, False, False)
+    whole = tuned.numel() // BLOCK if known and can_compile() else 0
+    report = (ctypes.c_int64 * (REPORTED * whole))()
+    if whole:
+        run = split_code(tuned.dtype, base.dtype, high.dtype)
+        run(whole, BLOCK, *(each.data_ptr() for each in parts), report)
+    found = []
+    for number in range(-(-tuned.numel() // BLOCK)):
+        block = slice(number * BLOCK, (number + 1) * BLOCK)
+        if number >= whole:
+            found.append(_split_by_torch(*(each[block] for each in parts)))
+            continue
+        in_high, in_low, zeros, overflow = report[REPORTED * number : REPORTED * (number + 1)]
+        if zeros and not overflow:
+            found.append(_found(*(each[block] for each in parts), counts=(in_high, in_low)))
+        else:
+            found.append(_Found((in_high, in_low), in_high > 0, in_low > 0, False, overflow > 0))
+    return found
 
 
 def _split_by_torch(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> _Found:

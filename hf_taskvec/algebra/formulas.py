@@ -5,7 +5,6 @@ difference of its tensors times its weight, added from the left; then what is fo
 computed.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +19,6 @@ from hf_taskvec.algebra.machine_code import (
     can_compile,
     compiled,
     machine_code,
-    products_code,
 )
 from hf_taskvec.algebra.sources import Readable, rows_of
 
@@ -83,6 +81,25 @@ class Formula:
         code = self._code(inputs[0].numel(), inputs, "histogram")
         return code is not None and code(inputs[0].numel(), inputs, self.factors, histogram)
 
+    def products(self, others: Sequence[Element], start: int, stop: int) -> torch.Tensor | None:
+        """All inner products of this expression and others over the same tensors, rows `start:stop`.
+
+        They are made by machine code however few elements there are, so that the last digits do not hang on that.
+
+        Returns:
+            `torch.Tensor`: Of them with each other, in fp64; `None` if torch has to do it.
+        """
+        inputs, size = self._inputs(start, stop, ()), 1 + len(others)
+        code = self._code(inputs[0].numel(), inputs, "products", tuple(others)) if size <= MOST_PRODUCTS else None
+        if code is None:
+            return None
+        found = torch.zeros(size * (size + 1) // 2, dtype=torch.float64, device="cpu")
+        code(inputs[0].numel(), inputs, self.factors, found)
+        result = torch.empty(size, size, dtype=torch.float64, device="cpu")
+        rows, columns = torch.tril_indices(size, size, device="cpu")
+        result[rows, columns] = result[columns, rows] = found
+        return result
+
     def rows(
         self, start: int, stop: int, made: Sequence[torch.Tensor] = (), device: torch.device | None = None
     ) -> torch.Tensor:
@@ -97,19 +114,23 @@ class Formula:
             for number, each in enumerate(self.tensors)
         ]
 
-    def _code(self, count: int, inputs: Sequence[torch.Tensor], use: Use) -> MachineCode | None:
+    def _code(
+        self, count: int, inputs: Sequence[torch.Tensor], use: Use, others: tuple[Element, ...] = ()
+    ) -> MachineCode | None:
         """The machine code, if there can be some and it is worth its while."""
         if count < WIDTH:
             return None
-        key = (use, *(each.dtype for each in inputs))
+        dtypes = tuple(each.dtype for each in inputs)
+        key = (use, dtypes, others)
         if key not in self._codes:
-            dtypes = tuple(each.dtype for each in inputs)
-            stored_as = {*dtypes} if use == "histogram" else {use, *dtypes}
+            stored_as = {use, *dtypes} if isinstance(use, torch.dtype) else {*dtypes}
             if not stored_as <= set(COMPILED_DTYPES) or any(each.device.type != "cpu" for each in inputs):
                 return None
-            if (count < LEAST and (self.element, dtypes, use) not in compiled) or not can_compile():
+            elements = (self.element, *others)
+            is_cheap = use == "products" or count >= LEAST or (elements, dtypes, use) in compiled
+            if not is_cheap or not can_compile():
                 return None
-            self._codes[key] = machine_code(self.element, dtypes, use)
+            self._codes[key] = machine_code(elements, dtypes, use)
         return self._codes[key]
 
 
@@ -185,37 +206,6 @@ class FormulaBuilder:
     def formula(self, element: Element) -> Formula:
         """What was written down."""
         return Formula(element, tuple(self._tensors), tuple(self._factors))
-
-
-def inner_products(build: FormulaBuilder, elements: Sequence[Element], start: int, stop: int) -> torch.Tensor | None:
-    """All inner products of some expressions over the same tensors, rows `start:stop`, by machine code.
-
-    Args:
-        build (`FormulaBuilder`):
-            With which they were written down.
-        elements (`Sequence[Element]`):
-            The expressions.
-        start (`int`):
-            The first row.
-        stop (`int`):
-            The row after the last.
-
-    Returns:
-        `torch.Tensor`: Of them with each other, in fp64; `None` if torch has to do it.
-    """
-    whole = build.formula(elements[0])
-    inputs = [each.contiguous() for each in whole._inputs(start, stop, ())]
-    count, dtypes = inputs[0].numel(), tuple(each.dtype for each in inputs)
-    if count < WIDTH or len(elements) > MOST_PRODUCTS or not set(dtypes) <= set(COMPILED_DTYPES) or not can_compile():
-        return None
-    found = torch.zeros(len(elements) * (len(elements) + 1) // 2, dtype=torch.float64, device="cpu")
-    addresses = (ctypes.c_void_p * len(inputs))(*(each.data_ptr() for each in inputs))
-    factors = (ctypes.c_double * len(whole.factors))(*whole.factors)
-    products_code(tuple(elements), dtypes)(count, addresses, factors, found.data_ptr())
-    result = torch.empty(len(elements), len(elements), dtype=torch.float64, device="cpu")
-    rows, columns = torch.tril_indices(len(elements), len(elements), device="cpu")
-    result[rows, columns] = result[columns, rows] = found
-    return result
 
 
 def sum_formula(folded: Weighted, scaled: Scaled = ()) -> Formula:

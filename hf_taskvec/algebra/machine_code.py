@@ -24,32 +24,38 @@ COMPILED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Elements that are worked on at a time; the last of them are worked on twice where there are some more.
 WIDTH = 16
 
-_compiling = threading.Lock()
+#: numbers that `parts_code.split_loop` reports of a block
+REPORTED = 4
+
+_compiling = threading.RLock()
 
 
-#: what a loop does with an expression: writes it in a dtype, or counts its magnitudes
-Use = torch.dtype | Literal["histogram"]
+#: what a loop does with expressions: writes one in a dtype, counts its magnitudes, or adds up the products of all
+Use = torch.dtype | Literal["histogram", "products"]
 
 
 class MachineCode:
-    """An expression, compiled for inputs of certain dtypes and one use.
+    """Expressions, compiled for inputs of certain dtypes and one use.
 
     Args:
-        element (`Element`):
-            The expression.
+        elements (`tuple` of `Element`):
+            The expression; several for products.
         inputs (`tuple` of `torch.dtype`):
             Of the inputs, all of `COMPILED_DTYPES`.
-        use (`torch.dtype` or `"histogram"`):
-            What its numbers are rounded to; or see `code_generation.histogram_loop`.
+        use (`torch.dtype`, `"histogram"` or `"products"`):
+            What its numbers are rounded to; or see `code_generation.histogram_loop` and `products_loop`.
     """
 
-    def __init__(self, element: Element, inputs: tuple[torch.dtype, ...], use: Use) -> None:
-        from hf_taskvec.algebra.code_generation import elementwise_loop, histogram_loop
+    def __init__(self, elements: tuple[Element, ...], inputs: tuple[torch.dtype, ...], use: Use) -> None:
+        from hf_taskvec.algebra.code_generation import elementwise_loop, histogram_loop, products_loop
 
-        made = histogram_loop(element, inputs) if use == "histogram" else elementwise_loop(element, inputs, use)
-        self._engine = _engine(made)
-        kind = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 3)
-        self._run = kind(self._engine.get_function_address("loop"))
+        if use == "products":
+            made = products_loop(elements, inputs)
+        elif use == "histogram":
+            made = histogram_loop(elements[0], inputs)
+        else:
+            made = elementwise_loop(elements[0], inputs, use)
+        self._run = _function(made, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
 
     def __call__(
         self, count: int, inputs: Sequence[torch.Tensor], factors: Sequence[float], output: torch.Tensor
@@ -76,16 +82,16 @@ class MachineCode:
         return not self._run(count, addresses, numbers, output.data_ptr())
 
 
-#: what was compiled in this process: expression, dtypes of its inputs, and its use
-compiled: dict[tuple[Element, tuple[torch.dtype, ...], Use], MachineCode] = {}
+#: what was compiled in this process: expressions, dtypes of their inputs, and their use
+compiled: dict[tuple[tuple[Element, ...], tuple[torch.dtype, ...], Use], MachineCode] = {}
 
 
-def machine_code(element: Element, inputs: tuple[torch.dtype, ...], use: Use) -> MachineCode:
-    """An expression's machine code, compiled once in a process."""
+def machine_code(elements: tuple[Element, ...], inputs: tuple[torch.dtype, ...], use: Use) -> MachineCode:
+    """The machine code of expressions, compiled once in a process."""
     with _compiling:
-        if (element, inputs, use) not in compiled:
-            compiled[element, inputs, use] = MachineCode(element, inputs, use)
-        return compiled[element, inputs, use]
+        if (elements, inputs, use) not in compiled:
+            compiled[elements, inputs, use] = MachineCode(elements, inputs, use)
+        return compiled[elements, inputs, use]
 
 
 @functools.cache
@@ -113,59 +119,46 @@ def _target() -> "binding.TargetMachine":
     return binding.Target.from_default_triple().create_target_machine(binding.get_host_cpu_name(), features, opt=3)
 
 
-def _engine(module: "ir.Module") -> "binding.ExecutionEngine":
-    """The module's code, in memory for as long as this is held."""
-    from llvmlite import binding
-
-    target = _target()
-    module.triple, module.data_layout = target.triple, str(target.target_data)
-    parsed = binding.parse_assembly(str(module))
-    parsed.verify()
-    engine = binding.create_mcjit_compiler(parsed, target)
-    engine.finalize_object()
-    return engine
-
-
-@functools.cache
-def split_code(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> Callable[..., Any]:
-    """The function of `code_generation.split_loop`."""
-    from hf_taskvec.algebra.code_generation import split_loop
-
-    return _function(split_loop(tuned, base, output), None, ctypes.c_int64, *[ctypes.c_void_p] * 5)
-
-
-@functools.cache
-def collecting_code(itemsize: int) -> Callable[..., Any]:
-    """The function of `code_generation.collecting_loop`."""
-    from hf_taskvec.algebra.code_generation import collecting_loop
-
-    return _function(collecting_loop(itemsize), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
-
-
-@functools.cache
-def scattering_code(itemsize: int) -> Callable[..., Any]:
-    """The function of `code_generation.scattering_loop`."""
-    from hf_taskvec.algebra.code_generation import scattering_loop
-
-    arguments = (ctypes.c_int64, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)
-    return _function(scattering_loop(itemsize), None, *arguments)
-
-
+# The code is in memory for as long as these are held.
 _engines: list["binding.ExecutionEngine"] = []
 
 
 def _function(module: "ir.Module", result: Any, *arguments: Any) -> Callable[..., Any]:
     """A module's `loop`, compiled and held for as long as the process runs."""
+    from llvmlite import binding
+
     with _compiling:
-        engine = _engine(module)
+        target = _target()
+        module.triple, module.data_layout = target.triple, str(target.target_data)
+        parsed = binding.parse_assembly(str(module))
+        parsed.verify()
+        engine = binding.create_mcjit_compiler(parsed, target)
+        engine.finalize_object()
         _engines.append(engine)
         found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address("loop"))
         return found
 
 
 @functools.cache
-def products_code(elements: tuple[Element, ...], inputs: tuple[torch.dtype, ...]) -> Callable[..., Any]:
-    """The function of `code_generation.products_loop`."""
-    from hf_taskvec.algebra.code_generation import products_loop
+def split_code(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> Callable[..., Any]:
+    """The function of `parts_code.split_loop`."""
+    from hf_taskvec.algebra.parts_code import split_loop
 
-    return _function(products_loop(elements, inputs), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
+    return _function(split_loop(tuned, base, output), None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
+
+
+@functools.cache
+def collecting_code(itemsize: int) -> Callable[..., Any]:
+    """The function of `parts_code.collecting_loop`."""
+    from hf_taskvec.algebra.parts_code import collecting_loop
+
+    return _function(collecting_loop(itemsize), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
+
+
+@functools.cache
+def scattering_code(itemsize: int) -> Callable[..., Any]:
+    """The function of `parts_code.scattering_loop`."""
+    from hf_taskvec.algebra.parts_code import scattering_loop
+
+    arguments = (ctypes.c_int64, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 2)
+    return _function(scattering_loop(itemsize), None, *arguments)

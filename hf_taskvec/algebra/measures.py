@@ -97,9 +97,11 @@ def _products(vectors: Sequence[tuple[Term, ...]]) -> torch.Tensor | None:
     elements = [element for terms in vectors if (element := Sum(shape, terms).element(build)) is not None]
     if len(elements) < len(vectors):
         return None
+    first, *others = elements
+    whole = build.formula(first)
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device="cpu")
     for start, stop in tiles_of_shape(shape):
-        found = formulas.inner_products(build, elements, start, stop)
+        found = whole.products(others, start, stop)
         if found is None:
             return None
         total += found

@@ -9,7 +9,7 @@ without looking at the others.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from typing_extensions import override
@@ -46,27 +46,31 @@ def sparse_bytes(shape: Sequence[int], count: int, dtype: torch.dtype) -> int:
     return blocks_of(shape) * COUNTS.itemsize + count * (OFFSETS.itemsize + dtype.itemsize)
 
 
-def collect(block: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor) -> int:
-    """Write down where a block has bits that are set, and its elements there.
+def collect(elements: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor) -> int:
+    """Write down where some blocks have bits that are set, and their elements there.
 
     Args:
-        block (`torch.Tensor`):
-            At most `BLOCK` elements, contiguous.
+        elements (`torch.Tensor`):
+            Of one block after the other, contiguous; the last may have less than `BLOCK`.
         offsets (`torch.Tensor`):
-            Where the places go, with room for as many.
+            Where the places in the blocks go, with room for as many.
         values (`torch.Tensor`):
             Where the elements go, with room for as many.
 
     Returns:
         `int`: How many they are.
     """
-    if block.numel() == BLOCK and can_compile():
-        run = collecting_code(block.dtype.itemsize)
-        return int(run(BLOCK, block.data_ptr(), offsets.data_ptr(), values.data_ptr()))
-    (places,) = block.view(INTEGERS[block.dtype.itemsize]).nonzero(as_tuple=True)
-    offsets[: len(places)].copy_(places)
-    values[: len(places)].copy_(block[places])
-    return len(places)
+    whole, found = elements.numel() // BLOCK * BLOCK if can_compile() else 0, 0
+    if whole:
+        run = collecting_code(elements.dtype.itemsize)
+        found = int(run(whole, elements.data_ptr(), offsets.data_ptr(), values.data_ptr()))
+    if whole == elements.numel():
+        return found
+    (places,) = elements[whole:].view(INTEGERS[elements.dtype.itemsize]).nonzero(as_tuple=True)
+    kept = slice(found, found + len(places))
+    offsets[kept].copy_(places % BLOCK)
+    values[kept].copy_(elements[whole:][places])
+    return kept.stop
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,9 @@ class Sparse(Source):
         # Before anything is made of them: how many there are is what decides how much is read.
         if bool((counts < 0).any()) or int(counts.sum(dtype=torch.int64)) != len(values):
             raise self._damaged(f"its counts do not add up to the {len(values)} elements that it has")
-        found = SparseRows(self.size, tuple(accumulate(counts.tolist(), initial=0)), offsets, values)
+        ends = torch.zeros(len(counts) + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(counts, 0, dtype=torch.int64, out=ends[1:])
+        found = SparseRows(self.size, ends, offsets, values)
         if not self._checked:
             self._check(found)
             self._checked.add(True)
@@ -138,7 +144,7 @@ class Sparse(Source):
 
     def _check(self, found: "SparseRows") -> None:
         places, total = found.offsets.numpy(), numel(self.size)
-        for block, (start, stop) in enumerate(pairwise(found.ends)):
+        for block, (start, stop) in enumerate(pairwise(found.ends.tolist())):
             these = places[start:stop]
             if not (these[1:] > these[:-1]).all():
                 raise self._damaged(f"its positions in block {block} are not in order, or not each there once")
@@ -177,8 +183,8 @@ class SparseRows(RowReader):
     Args:
         size (`tuple` of `int`):
             Its shape.
-        ends (`tuple` of `int`):
-            0, and how many elements are kept up to the end of each block.
+        ends (`torch.Tensor`):
+            64 bits each: 0, and how many elements are kept up to the end of each block.
         offsets (`torch.Tensor`):
             Where they stand in their blocks.
         values (`torch.Tensor`):
@@ -186,7 +192,7 @@ class SparseRows(RowReader):
     """
 
     size: tuple[int, ...]
-    ends: tuple[int, ...]
+    ends: torch.Tensor
     offsets: torch.Tensor
     values: torch.Tensor
 
@@ -209,17 +215,13 @@ class SparseRows(RowReader):
 
     def scatter(self, out: torch.Tensor, first: int) -> None:
         """Write what is kept of the elements from `first` on to `out`, which is all zeros."""
-        fast, width = numel(self.size) >= _LEAST and can_compile(), self.dtype.itemsize
         last = min(first + out.numel(), numel(self.size))
-        for block in range(first // BLOCK, -(-last // BLOCK)):
-            start, stop = self.ends[block : block + 2]
-            shift = block * BLOCK - first
-            if start == stop:
-                continue
-            if fast:
-                places, values = self.offsets.data_ptr() + 2 * start, self.values.data_ptr() + width * start
-                scattering_code(width)(stop - start, places, values, out.data_ptr(), shift, out.numel())
-                continue
-            found = self.offsets[start:stop].to(torch.int64) + shift
+        start, stop = first // BLOCK, -(-last // BLOCK)
+        if numel(self.size) >= _LEAST and can_compile() and start < stop:
+            stored = (each.data_ptr() for each in (self.ends[start:], self.offsets, self.values, out))
+            scattering_code(self.dtype.itemsize)(stop - start, *stored, start * BLOCK - first, out.numel())
+            return
+        for block, (begin, end) in enumerate(pairwise(self.ends[start : stop + 1].tolist()), start):
+            found = self.offsets[begin:end].to(torch.int64) + (block * BLOCK - first)
             inside = (found >= 0) & (found < out.numel())
-            out[found[inside]] = self.values[start:stop][inside]
+            out[found[inside]] = self.values[begin:end][inside]

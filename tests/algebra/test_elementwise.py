@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hf_taskvec.algebra.computed_deltas import Tiles
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
-from hf_taskvec.algebra.formulas import MOST_PRODUCTS, Formula, FormulaBuilder, inner_products
+from hf_taskvec.algebra.formulas import MOST_PRODUCTS, Formula, FormulaBuilder
 from hf_taskvec.algebra.machine_code import machine_code
 from hf_taskvec.algebra.measures import gram
 from hf_taskvec.algebra.sources import InMemory
@@ -57,7 +57,7 @@ def test_machine_code_does_what_torch_does(precision: torch.dtype, data: st.Data
     numbers = st.lists(st.sampled_from(SPECIAL) | st.floats(-4, 4, width=32), min_size=COUNT, max_size=COUNT)
     inputs = [torch.tensor(data.draw(numbers), dtype=torch.float32) for _ in range(INPUTS)]
     out = torch.empty(COUNT, dtype=precision)
-    machine_code(element, (torch.float32,) * INPUTS, precision)(COUNT, inputs, FACTORS, out)
+    machine_code((element,), (torch.float32,) * INPUTS, precision)(COUNT, inputs, FACTORS, out)
     wanted = evaluate(element, inputs, FACTORS).expand(COUNT)
     known = ~wanted.isnan()  # a NaN has many bits
     assert torch.equal(out.isnan(), wanted.isnan())
@@ -113,7 +113,7 @@ def test_inner_products_count_each_element_once(rows: int, count: int) -> None:
     base, *tuned = (torch.randn(rows, 41).to(DTYPES[n % len(DTYPES)]) for n in range(count + 1))
     build = FormulaBuilder()
     elements = [build.times(n + 0.5, build.combined([(-1.0, base), (1.0, each)])) for n, each in enumerate(tuned)]
-    found = inner_products(build, elements, 0, rows)
+    found = build.formula(elements[0]).products(elements[1:], 0, rows)
     flat = torch.stack([(n + 0.5) * (each.double() - base.double()) for n, each in enumerate(tuned)]).flatten(1)
     assert found is not None
     torch.testing.assert_close(found, flat @ flat.T, rtol=1e-12, atol=1e-12)

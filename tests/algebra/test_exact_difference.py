@@ -50,7 +50,7 @@ def by_torch(tuned: torch.Tensor, base: torch.Tensor) -> tuple[exact_difference.
 def test_machine_code_gives_the_bits_of_torch(
     dtypes: tuple[torch.dtype, torch.dtype], tuned: list[float], base: list[float]
 ) -> None:
-    a, b = (repeated(values, BLOCK + 5, dtype) for values, dtype in zip((tuned, base), dtypes, strict=True))
+    a, b = (repeated(values, 2 * BLOCK + 5, dtype) for values, dtype in zip((tuned, base), dtypes, strict=True))
     form, parts = by_torch(a, b)
     assert exact_format(a, b, "w") == form
     found = [part.read() for part in exact_parts(a, b, "w")]

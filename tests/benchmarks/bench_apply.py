@@ -2,11 +2,12 @@
 
     make bench                                        # sets up a venv for mergekit and runs everything
     python tests/benchmarks/bench_apply.py --layers 4 --mergekit path/to/mergekit/venv/bin/python
+    python tests/benchmarks/bench_apply.py --layers 8 --rows saved live     # some of the rows
 
 A random model of Phi-1.5's shape in bf16, with its files in memory. Every job runs in a process of its own, which also
-watches its own anonymous memory. Times are those of the job alone, without imports, on both sides. Before each job
-memory is taken and given back, because a virtual machine may hand free memory to its host, and getting it again takes
-longer than any job here. That flatters whoever needs much memory.
+watches its own anonymous memory. Times are those of the job alone, without imports, on both sides. A virtual machine
+may hand free memory to its host, and getting it again may take longer than a job: with `--take-memory` it is taken and
+given back before each job, which takes minutes in all, and flatters whoever needs much memory.
 """
 
 import argparse
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 CONFIG = {
@@ -41,6 +43,7 @@ CONFIG = {
 TARGETS = ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]
 RANK = 32
 WARM, WARM_FOR_PEERS = 7 << 29, 8 << 30  # bytes of memory to have at hand: what a job writes and holds
+TAKE_MEMORY = "HF_TASKVEC_BENCHMARK_TAKES_MEMORY"  # says so to the jobs
 
 
 # The inputs.
@@ -131,6 +134,8 @@ class Watch:
 
 
 def warm_memory(size: int = WARM) -> None:
+    if TAKE_MEMORY not in os.environ:
+        return
     with mmap.mmap(-1, size) as memory:
         for page in range(0, size, mmap.PAGESIZE):
             memory[page] = 1
@@ -235,9 +240,11 @@ def job_live(base: str, tuned: str) -> None:
     edit.restore()
     weights = dict(model.named_parameters())
     pairs = [(open_checkpoint(each).tensors) for each in (base, tuned)]
-    with Watch(), torch.no_grad():  # one pass: what the edit reads is read, and what it writes is written
-        for name, weight in weights.items():
-            torch.add(pairs[0][name].read(), pairs[1][name].read(), out=weight)
+    tensors = [(pairs[0][name].read(), pairs[1][name].read(), weight) for name, weight in weights.items()]
+    for watch in (nullcontext(), Watch()):  # as the edit has done before, the files are mapped when it counts
+        with watch, torch.no_grad():  # one pass: what the edit reads is read, and what it writes is written
+            for one, other, weight in tensors:
+                torch.add(one, other, out=weight)
 
 
 def job_peft_merge(base: str, adapter: str, out: str) -> None:
@@ -351,32 +358,44 @@ def main() -> None:
         "--folder", type=Path, default=shared if shared.exists() else Path.cwd(), help="where the files go"
     )
     parser.add_argument("--mergekit", help="the python of a virtual environment that has mergekit")
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS], default=[*ROWS], help="which rows; all by default")
+    parser.add_argument("--take-memory", action="store_true", help="take memory and give it back before each job")
     parser.add_argument("--job", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         globals()[f"job_{options.job[0]}"](*options.job[1:])
         return
+    if options.take_memory:
+        os.environ[TAKE_MEMORY] = "1"
     folder = options.folder / "hf_taskvec_benchmark"
     clear(folder)
     try:
-        report(folder, options.layers, options.mergekit)
+        report(folder, options.layers, options.mergekit, options.rows)
     finally:
         clear(folder)
 
 
-def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
+def report(folder: Path, layers: int, mergekit_python: str | None, rows: Iterable[str]) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make_inputs(folder, layers)
-    base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
-    size = (base / "model.safetensors").stat().st_size / 1e9
+    size = (folder / "base" / "model.safetensors").stat().st_size / 1e9
     print(f"\nA model of Phi-1.5's shape, {layers} layers, bf16, {size:.2f} GB; files in memory.\n")
     print("| what | ours | the other side | ratio | ours: peak anonymous memory |\n|---|---|---|---|---|")
+    notes = [ROWS[each](folder, layers, mergekit_python) for each in ROWS if each in rows]
+    print("\n" + "\n".join(filter(None, notes)))
 
-    note, mergekit_process = dense_rows(folder, mergekit_python)
-    notes = [note, saved_rows(folder, mergekit_process)]
-    copying = min(command(["cp", "-r", str(base), str(folder / "copy")]) for _ in fresh(folder / "copy"))
-    adapter = quickest(run("adapter", base, folder / "adapter1", out)[0] for _ in fresh(out))
-    row("rank-32 adapter, negated, into a checkpoint, against copying the checkpoint", adapter, copying, slower=True)
+
+def adapter_rows(folder: Path, layers: int, mergekit_python: str | None) -> None:
+    """The rows about rank-32 adapters."""
+    base, out, merged = (folder / name for name in ("base", "out", "merged"))
+    copies, ours = list[float](), list[dict[str, float]]()
+    for _ in fresh(out, folder / "copy"):
+        copies.append(command(["cp", "-r", str(base), str(folder / "copy")]))
+        ours.append(run("adapter", base, folder / "adapter1", out)[0])
+    adapter = quickest(ours)
+    row(
+        "rank-32 adapter, negated, into a checkpoint, against copying the checkpoint", adapter, min(copies), slower=True
+    )
     row(
         "rank-32 adapter, negated, into a checkpoint, against PEFT",
         adapter,
@@ -398,20 +417,21 @@ def report(folder: Path, layers: int, mergekit_python: str | None) -> None:
         svd["seconds"] * layers / few,
     )
 
+
+def live_rows(folder: Path, layers: int, mergekit_python: str | None) -> str:
+    """The rows about live edits, and a note on expressions."""
+    base, tuned = folder / "base", folder / "tuned"
     lives = [run("live", base, tuned) for _ in range(2)]
     reload, scaled, whole, one_pass = (quickest(each) for each in zip(*lives, strict=True))
     row("next λ (−0.4) on a live edit, against one pass over the weights", scaled, one_pass, slower=True)
     row("next λ (−1) on a live edit, against one pass over the weights", whole, one_pass, slower=True)
     row("next λ (−0.4) on a live edit, against loading the model again", scaled, reload)
     built = run("expression", base, tuned)[0]["seconds"]
-    notes.append(f"An expression over ten vectors of this size is built in {built * 1000:.0f} ms; no tensor is read.")
-    clear(base, tuned, folder / "other")
-    print("\n" + "\n".join(notes))
-    many(folder, max(1, layers // 6))
+    return f"An expression over ten vectors of this size is built in {built * 1000:.0f} ms; no tensor is read."
 
 
-def dense_rows(folder: Path, mergekit_python: str | None) -> tuple[str, float | None]:
-    """The rows about whole checkpoints; a note on rounding, and the seconds of a whole process of mergekit's.
+def dense_rows(folder: Path, layers: int, mergekit_python: str | None) -> str:
+    """The rows about whole checkpoints; a note on rounding.
 
     All sides are taken in turns, and the best of each counts: the machine may be doing other things. What one wrote is
     removed before the next begins, so that all find the same memory free.
@@ -447,22 +467,27 @@ def dense_rows(folder: Path, mergekit_python: str | None) -> tuple[str, float | 
                 best[scale],
                 quickest(found),
             )
-    whole = [whole_processes(folder, mergekit_python, scale) for scale in theirs] if mergekit_python else [None]
-    return rounding_note(folder, mergekit_python), whole[0]
+    for scale in theirs if mergekit_python else ():
+        whole_processes(folder, mergekit_python, scale)
+    return rounding_note(folder, mergekit_python)
 
 
-def whole_processes(folder: Path, mergekit_python: str, scale: float) -> float:
+def whole_processes(folder: Path, mergekit_python: str, scale: float) -> None:
     """The same work as a user starts it, imports and all."""
-    base, tuned, out, merged = (folder / name for name in ("base", "tuned", "out", "merged"))
+    base, tuned, out = (folder / name for name in ("base", "tuned", "out"))
     code = "import sys; from hf_taskvec import TaskVector; b, t, o, s = sys.argv[1:]; "
     code += "TaskVector.from_finetuned(b, t).apply(b, o, scale=float(s))"
     arguments = [sys.executable, "-c", code, *map(str, (base, tuned, out, scale))]
     ours = {"seconds": min(command(arguments) for _ in fresh(out)), "memory": float("nan")}
-    config = mergekit_config(folder, str(tuned), scale)
-    tool = [str(Path(mergekit_python).with_name("mergekit-yaml")), str(config), str(merged)]
-    theirs = min(command([*tool, "--allow-crimes", "--no-copy-tokenizer"]) for _ in fresh(merged, times=2))
+    theirs = mergekit_process(folder, mergekit_python, scale)
     row(f"own base, λ = {scale:g}, whole processes, against `mergekit-yaml`".replace("= -", "= −"), ours, theirs)
-    return theirs
+
+
+def mergekit_process(folder: Path, mergekit_python: str, scale: float) -> float:
+    """The seconds of mergekit's own command."""
+    merged, config = folder / "merged", mergekit_config(folder, str(folder / "tuned"), scale)
+    tool = [str(Path(mergekit_python).with_name("mergekit-yaml")), str(config), str(merged)]
+    return min(command([*tool, "--allow-crimes", "--no-copy-tokenizer"]) for _ in fresh(merged, times=2))
 
 
 def rounding_note(folder: Path, mergekit_python: str | None) -> str:
@@ -484,7 +509,7 @@ def rounding_note(folder: Path, mergekit_python: str | None) -> str:
     return f"Elements that differ from fp64 rounded once, of {total:,}, at λ = −1, −0.6, and −0.7 τ + 0.2 τ': {found}."
 
 
-def saved_rows(folder: Path, mergekit_process: float | None) -> str:
+def saved_rows(folder: Path, layers: int, mergekit_python: str | None) -> str:
     """The rows about saved vectors, and a note on their bytes. Both sides in turns, the best of each.
 
     The last two rows are whole processes: what a user waits for, imports and all.
@@ -515,9 +540,10 @@ def saved_rows(folder: Path, mergekit_process: float | None) -> str:
     row("loading τ, `base − 0.6 τ`, against reading both and writing one", best["load"], read, slower=True)
     row("`taskvec extract`, the whole process, against the same", best["extract"], write, slower=True)
     row("`taskvec apply` of the saved τ, the whole process", best["apply"], read, slower=True)
-    if mergekit_process is not None:
+    if mergekit_python:
         both = {"seconds": best["extract"]["seconds"] + best["apply"]["seconds"], "memory": float("nan")}
-        row("`taskvec extract` and `taskvec apply`, whole processes, against `mergekit-yaml`", both, mergekit_process)
+        theirs = mergekit_process(folder, mergekit_python, -0.6)
+        row("`taskvec extract` and `taskvec apply`, whole processes, against `mergekit-yaml`", both, theirs)
     return (
         f"The saved vector has {size / (tuned / 'model.safetensors').stat().st_size:.3f} × the bytes of the fine-tune."
     )
@@ -535,12 +561,14 @@ def fresh(*folders: Path, times: int = 3) -> Iterator[int]:
     clear(*folders)
 
 
-def many(folder: Path, layers: int) -> None:
-    """One pass over 1, 2, 4 and 8 fine-tunes of a smaller model."""
+def many_rows(folder: Path, layers: int, mergekit_python: str | None) -> None:
+    """A table of its own: one pass over 1, 2, 4 and 8 fine-tunes of a smaller model, in place of the others."""
     from hf_taskvec.models.layout import layout_of_config
 
+    layers = max(1, layers // 6)
     config = {**CONFIG, "num_hidden_layers": layers}
     shapes = layout_of_config(config).shapes
+    clear(folder)
     base, out = folder / "base", folder / "out"
     make_model(base, config, shapes, seed=0)
     tuned = [folder / f"tuned{number}" for number in range(8)]
@@ -565,6 +593,16 @@ def row(what: str, ours: dict[str, float], other: dict[str, float] | float, slow
     ratio = f"{ours['seconds'] / seconds:.2f}× the time" if slower else f"{seconds / ours['seconds']:.1f}× faster"
     memory = "–" if math.isnan(ours["memory"]) else f"{ours['memory']:.0f} MB"
     print(f"| {what} | {ours['seconds']:.2f} s | {seconds:.1f} s | {ratio} | {memory} |", flush=True)
+
+
+#: groups of rows, in the order in which they are measured; each may give a note
+ROWS: dict[str, Callable[[Path, int, str | None], str | None]] = {
+    "dense": dense_rows,
+    "saved": saved_rows,
+    "adapter": adapter_rows,
+    "live": live_rows,
+    "many": many_rows,
+}
 
 
 if __name__ == "__main__":
