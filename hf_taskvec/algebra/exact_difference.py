@@ -195,7 +195,7 @@ def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: tor
             continue
         in_high, in_low, zeros, overflow = report[REPORTED * number : REPORTED * (number + 1)]
         if zeros and not overflow:
-            found.append(_found(*(each[block] for each in parts), counts=(in_high, in_low)))
+            found.append(_found(tuned[block], base[block], high[block], low[block], (in_high, in_low)))
         else:
             found.append(_Found((in_high, in_low), in_high > 0, in_low > 0, False, overflow > 0))
     return found
