@@ -9,6 +9,7 @@
 | Which neurons does a vector change much? | `large_rows` | `ranks` |
 | Are features linear in the weights between two fine-tunes? | `cross_task_linearity` | `linearity` |
 | What does a model say with features that are mixed at one layer? | `stitch` | `stitching` |
+| How long is each epoch's gradient, and where does it point? | `epoch_gradients` | `checkpoint_gradients` |
 | How far is fine-tuning one gradient step? | `gradient_alignment`, `TaskVector.from_gradient` | `gradients` |
 | How much does each element matter for a text? | `gradient_importance` | `gradients` |
 | How much of an edit is left after quantisation? | `survival_by_scale`, `TaskVector.survival` | `survival` |
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_taskvec.analysis.checkpoint_gradients import EpochGradients, epoch_gradients
     from hf_taskvec.analysis.correlations import (
         Correlation,
         CorrelationMatrix,
@@ -53,6 +55,7 @@ _HOMES = {
     "CorrelationMatrix": "correlations",
     "CosineMatrix": "cosines",
     "EditedModel": "edited_models",
+    "EpochGradients": "checkpoint_gradients",
     "GradientAlignment": "gradients",
     "Landscape": "landscapes",
     "LargeRows": "ranks",
@@ -70,6 +73,7 @@ _HOMES = {
     "cosine_matrix": "cosines",
     "cross_task_linearity": "linearity",
     "effective_ranks": "ranks",
+    "epoch_gradients": "checkpoint_gradients",
     "gradient_alignment": "gradients",
     "gradient_importance": "gradients",
     "large_rows": "ranks",
@@ -87,6 +91,7 @@ __all__ = [
     "CorrelationMatrix",
     "CosineMatrix",
     "EditedModel",
+    "EpochGradients",
     "GradientAlignment",
     "Landscape",
     "LargeRows",
@@ -103,6 +108,7 @@ __all__ = [
     "cosine_matrix",
     "cross_task_linearity",
     "effective_ranks",
+    "epoch_gradients",
     "gradient_alignment",
     "gradient_importance",
     "large_rows",

@@ -207,11 +207,12 @@ class GradientAlignment(Plottable):
     """Epoch by epoch: how the updates and the vectors point; made by `gradient_alignment`.
 
     Args:
-        shares (`tuple[float, ...]`):
-            ‖update‖ over the sum of all epochs'. Figure 3a of the paper has norms of gradients: under SGD of a constant
-            learning rate that is the same; a schedule, or Adam, which evens out their lengths, makes it another.
+        update_shares (`tuple[float, ...]`):
+            ‖update‖ over the sum of all epochs'. Figure 3 of the paper is about gradients, which `epoch_gradients`
+            measures: under full-batch gradient descent of a constant learning rate that is the same; a schedule, or
+            AdamW, which evens out their lengths, makes it another.
         with_first (`tuple[float, ...]`):
-            The cosine of each epoch's update with the first's (as in figure 3b, of gradients).
+            The cosine of each epoch's update with the first's.
         update_with_gradient (`tuple[float, ...]`, *optional*):
             The cosine of each update with the negative gradient at the base; None if no gradient was given.
         vector_with_gradient (`tuple[float, ...]`, *optional*):
@@ -219,7 +220,7 @@ class GradientAlignment(Plottable):
 
     """
 
-    shares: tuple[float, ...]
+    update_shares: tuple[float, ...]
     with_first: tuple[float, ...]
     update_with_gradient: tuple[float, ...] | None
     vector_with_gradient: tuple[float, ...] | None
@@ -275,7 +276,7 @@ def gradient_alignment(
         >>> first = TaskVector.from_tensors({"w": torch.tensor([3.0, 0.0])})
         >>> second = TaskVector.from_tensors({"w": torch.tensor([3.0, 1.0])})
         >>> found = gradient_alignment([first, second])
-        >>> found.shares, found.with_first
+        >>> found.update_shares, found.with_first
         ((0.75, 0.25), (1.0, 0.0))
 
     """

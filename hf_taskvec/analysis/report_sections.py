@@ -114,15 +114,15 @@ def write_epochs(report: MarkdownReport, steps: Sequence[TaskVector], gradient: 
     """How the epochs of one fine-tune point."""
     report.begin_section(
         "Epoch by epoch",
-        "Each epoch's share of the updates' norm, and how its update points (Zhou et al. 2025: the first epoch has "
-        "the largest share, and the next ones keep a cosine above 0.8 with it).",
+        "Each epoch's share of the updates' norm, and how its update points. A schedule and AdamW change what updates "
+        "are long; the gradients themselves need texts.",
     )
     try:
         alignment = gradient_alignment(steps, gradient)
     except BadValueError as error:  # an epoch that changed nothing, or led back to the base
         report.add_text(f"Not measured: {error}")
         return
-    columns = {"share": [f"{share:.1%}" for share in alignment.shares]}
+    columns = {"share": [f"{share:.1%}" for share in alignment.update_shares]}
     columns["cosine with the first"] = [f"{cosine:.3f}" for cosine in alignment.with_first]
     if alignment.update_with_gradient is not None and alignment.vector_with_gradient is not None:
         columns["with the negative gradient"] = [f"{cosine:+.3f}" for cosine in alignment.update_with_gradient]

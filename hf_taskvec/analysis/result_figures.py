@@ -12,6 +12,7 @@ from hf_taskvec.figures import COLOURS, literal, look, styled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hf_taskvec.analysis.checkpoint_gradients import EpochGradients
     from hf_taskvec.analysis.cosines import CosineMatrix
     from hf_taskvec.analysis.gradients import GradientAlignment
     from hf_taskvec.analysis.landscapes import Landscape
@@ -311,8 +312,8 @@ def alignment_figure(alignment: "GradientAlignment") -> "Figure":
 
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    epochs = range(1, len(alignment.shares) + 1)
-    left.bar(epochs, alignment.shares, color=COLOURS[1])
+    epochs = range(1, len(alignment.update_shares) + 1)
+    left.bar(epochs, alignment.update_shares, color=COLOURS[1])
     left.set(xlabel="epoch", ylabel="share of the updates' norm", title="what each epoch contributes", ylim=(0, None))
     lines = [
         (alignment.with_first, "update, with the first epoch's"),
@@ -329,6 +330,26 @@ def alignment_figure(alignment: "GradientAlignment") -> "Figure":
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+@styled()
+def epoch_gradients_figure(gradients: "EpochGradients") -> "Figure":
+    """Each epoch's share of the gradients' norm, and the cosine with the first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = range(1, len(gradients.norms) + 1)
+    left.bar(epochs, gradients.shares, color=COLOURS[1])
+    left.set(xlabel="epoch", ylabel="share of the gradients' norm", title="how long each epoch's gradient is")
+    right.plot(epochs, gradients.with_first, markersize=6, linewidth=2, **look(0))
+    right.set(xlabel="epoch", ylabel="cosine with the first epoch's gradient", title="where it points")
+    right.axhline(0, color="0.5", linewidth=0.8)
+    for axes in (left, right):
+        _whole_ticks(axes, epochs)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
     return figure
 
 

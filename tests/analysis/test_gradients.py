@@ -13,7 +13,7 @@ from support.tiny_models import DENSE, make, tuned_copy
 from support.token_rows import rows
 
 from hf_taskvec import TaskVector
-from hf_taskvec.analysis import gradient_alignment, gradient_importance
+from hf_taskvec.analysis import epoch_gradients, gradient_alignment, gradient_importance
 from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError
 
 WHOLLY_DOUBLE = ["phi", "gpt2", "gpt_neox", "opt"]
@@ -289,8 +289,8 @@ def test_alignment_is_that_of_the_dense_updates(run, tmp_path: Path) -> None:
     weights = [flat(model) for model in (base, *epochs)]
     updates = [later - earlier for earlier, later in pairwise(weights)]
     norms = torch.stack([update.norm() for update in updates])
-    assert found.shares == pytest.approx((norms / norms.sum()).tolist(), rel=1e-9)
-    assert sum(found.shares) == pytest.approx(1)
+    assert found.update_shares == pytest.approx((norms / norms.sum()).tolist(), rel=1e-9)
+    assert sum(found.update_shares) == pytest.approx(1)
 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
         return (a @ b / (a.norm() * b.norm())).item()
@@ -310,9 +310,9 @@ def test_alignment_is_that_of_the_dense_updates(run, tmp_path: Path) -> None:
         folders.append(tmp_path / str(number))
         model.save_pretrained(folders[-1])
     from_files = gradient_alignment(folders[1:], gradient, base=folders[0])
-    assert from_files.shares == pytest.approx(found.shares, rel=1e-9)
+    assert from_files.update_shares == pytest.approx(found.update_shares, rel=1e-9)
     without = gradient_alignment([2 * TaskVector.from_finetuned(base, model) for model in epochs])
-    assert without.vector_with_gradient is None and without.shares == pytest.approx(found.shares)
+    assert without.vector_with_gradient is None and without.update_shares == pytest.approx(found.update_shares)
 
 
 def test_a_vector_that_nearly_returns_to_the_base_keeps_its_direction(run) -> None:
@@ -334,15 +334,19 @@ def test_epochs_are_read_from_where_they_are_saved(run, tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / f"model{number}")
     expected = gradient_alignment(vectors)
     count = range(len(vectors))
-    assert gradient_alignment([tmp_path / f"vector{n}" for n in count]).shares == pytest.approx(expected.shares)
+    assert gradient_alignment([tmp_path / f"vector{n}" for n in count]).update_shares == pytest.approx(
+        expected.update_shares
+    )
     mixed = [str(tmp_path / "vector0"), *(tmp_path / f"model{n}" for n in count[1:])]
     for where in (base, tmp_path / "base"):
         found = gradient_alignment(mixed, base=where)
-        assert found.shares == pytest.approx(expected.shares) and found.with_first == pytest.approx(expected.with_first)
+        assert found.update_shares == pytest.approx(expected.update_shares) and found.with_first == pytest.approx(
+            expected.with_first
+        )
     low = vectors[0].filter(include="*q_proj.weight").compress(rank=2)
     low.to_adapter(tmp_path / "adapter", base_model_name_or_path=str(tmp_path / "base"))
-    assert gradient_alignment([tmp_path / "adapter", vectors[1]]).shares == pytest.approx(
-        gradient_alignment([low, vectors[1]]).shares, rel=1e-5
+    assert gradient_alignment([tmp_path / "adapter", vectors[1]]).update_shares == pytest.approx(
+        gradient_alignment([low, vectors[1]]).update_shares, rel=1e-5
     )
 
 
@@ -376,3 +380,33 @@ def test_epochs_without_a_direction_are_refused(run, tmp_path: Path) -> None:
     other = TaskVector.from_finetuned(make("gpt2"), tuned_copy(make("gpt2")))
     with pytest.raises(ValueError, match="different architectures"):
         gradient_alignment([vector], other)
+
+
+# The gradients at the epochs' ends.
+
+
+def test_epoch_gradients_are_those_of_each_checkpoint(run) -> None:
+    """Full-batch gradient descent tells them: each update is −η times the gradient that its epoch began with."""
+    base, models = run
+    before = flat(base).clone()
+    found = epoch_gradients(base, [TaskVector.from_finetuned(base, model) for model in models], rows(0))
+    weights = [before, *(flat(model) for model in models)]
+    gradients = [(earlier - later) / 0.2 for earlier, later in pairwise(weights)]
+    assert found.norms == pytest.approx([each.norm().item() for each in gradients], rel=1e-6)
+    assert found.shares == pytest.approx([n / sum(found.norms) for n in found.norms]) and sum(
+        found.shares
+    ) == pytest.approx(1)
+    cosines = [torch.cosine_similarity(each, gradients[0], dim=0).item() for each in gradients]
+    assert found.with_first == pytest.approx(cosines, abs=1e-9) and min(cosines) < 0.999
+    assert torch.equal(flat(base), before)
+
+
+def test_epoch_gradients_need_a_list_of_vectors(run) -> None:
+    base, models = run
+    vector = TaskVector.from_finetuned(base, models[0])
+    with pytest.raises(BadValueError, match="a list of task vectors"):
+        epoch_gradients(base, vector, rows(0))  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="one epoch at least"):
+        epoch_gradients(base, [], rows(0))
+    with pytest.raises(BadValueError, match="'me/epoch' is not a task vector"):
+        epoch_gradients(base, ["me/epoch"], rows(0))  # type: ignore[list-item]

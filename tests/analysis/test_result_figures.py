@@ -14,6 +14,7 @@ from hf_taskvec import TaskVector, analysis
 from hf_taskvec.analysis import (
     CorrelationMatrix,
     CosineMatrix,
+    EpochGradients,
     GradientAlignment,
     cosine_matrix,
     cross_task_linearity,
@@ -44,6 +45,7 @@ def drawn():
         "ranks": (stable_ranks(base), {}),
         "linearity": (cross_task_linearity(base, fox, clock, rows(0)), {}),
         "alignment": (GradientAlignment((0.6, 0.3, 0.1), (1.0, 0.9, 0.8), (0.7, 0.6, 0.5), (0.7, 0.7, 0.65)), {}),
+        "epoch gradients": (EpochGradients((3.0, 2.0, 1.0), (1.0, 0.9, 0.8)), {}),
         "landscape": (loss_landscape(base, fox, clock, {"fox": rows(0), "clock": rows(1)}, size=4), {}),
     }
 
@@ -58,6 +60,7 @@ EXPECTED = {
     "ranks": ["stable rank", "QKV", "MLP-2"],
     "linearity": ["coefficient", "addition", "negation of fox", "layer"],
     "alignment": ["epoch", "cosine"],
+    "epoch gradients": ["epoch", "cosine with the first", "share of the gradients"],
     "landscape": ["loss on fox", "along the first vector", "across it"],
 }
 
@@ -86,7 +89,7 @@ def test_an_unknown_view_of_cosines_is_refused(drawn) -> None:
 def test_every_result_with_a_figure_has_the_same_two_methods() -> None:
     classes = [getattr(analysis, name) for name in analysis.__all__ if name[0].isupper() and name != "PRACTICAL_MARGIN"]
     with_figures = [each for each in classes if hasattr(each, "figure") or hasattr(each, "plot")]
-    assert len(with_figures) == 7 and all(issubclass(each, Plottable) for each in with_figures)
+    assert len(with_figures) == 8 and all(issubclass(each, Plottable) for each in with_figures)
 
 
 def test_a_region_of_three_tasks_has_no_plane() -> None:
