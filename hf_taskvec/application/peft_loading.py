@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -40,8 +40,8 @@ def target_modules(model: Any, layers: Collection[str]) -> list[str] | str:
     return named or _exactly(full)
 
 
-def check_layers(model: Any, names: Mapping[str, str]) -> None:
-    """Refuse layers that PEFT takes for what they are not: it would run them otherwise than it merges them.
+def refused_layers(model: Any, names: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """The layers that PEFT takes for what they are not: it would run them otherwise than it merges them.
 
     Args:
         model (`torch.nn.Module`):
@@ -49,23 +49,25 @@ def check_layers(model: Any, names: Mapping[str, str]) -> None:
         names (`Mapping[str, str]`):
             The path of each layer that is to get a LoRA -> the name of its weight.
 
-    Raises:
-        `UnsupportedError`: Naming those that are no plain linear or embedding layers, or whose weight the model uses
-            without calling them.
+    Yields:
+        `tuple[list[str], str]`: The weights of layers that are no plain linear or embedding layers, and of those whose
+            weight the model uses without calling them; and why, as the end of a sentence that begins with them.
 
     """
     modules = dict(model.named_modules())
-    other = {layer: name for layer, name in names.items() if layer in modules and _is_disguised(modules[layer])}
+    other = [layer for layer in names if layer in modules and _is_disguised(modules[layer])]
     if other:
         kinds = sorted({type(modules[layer]).__name__ for layer in other})
-        raise UnsupportedError(
-            f"{some(other.values())}: PEFT cannot run LoRA on {type(model).__name__}'s {some(kinds)}, which is neither "
-            f"a plain linear layer nor a plain embedding. {_WAY_OUT}"
+        yield (
+            [names[layer] for layer in other],
+            f"of {type(model).__name__}'s {some(kinds)}, on which PEFT cannot run LoRA: it is neither a plain linear "
+            "layer nor a plain embedding",
         )
-    if past := _used_past_forward(model, names):
-        raise UnsupportedError(
-            f"{some(names[layer] for layer in past)}: {type(model).__name__} uses it without calling its layer, and "
-            f"PEFT adds a LoRA that is not merged in the layer alone. {_WAY_OUT}"
+    if past := _used_past_forward(model, [layer for layer in names if layer not in other]):
+        yield (
+            [names[layer] for layer in past],
+            f"used by {type(model).__name__} without calling its layer, and PEFT adds a LoRA that is not merged in the "
+            "layer alone",
         )
 
 

@@ -1,31 +1,37 @@
 """A task vector -> PEFT adapter, which at weight 1 is the vector."""
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
 from hf_taskvec._version import __version__
-from hf_taskvec.algebra.low_rank import stacked_factors
-from hf_taskvec.algebra.parameter_names import perhaps_conv1d, perhaps_tied
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits
-from hf_taskvec.application.peft_loading import check_layers, check_loads, target_modules
-from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError, some
+from hf_taskvec.application.exportable_changes import (
+    check_exportable,
+    factors_of,
+    held_as_factors,
+    without_zeros,
+)
+from hf_taskvec.application.peft_loading import check_loads, target_modules
+from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 from hf_taskvec.hub_names import is_folder, split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.companions import TOKENIZER_FILES, tokenizer_files
 from hf_taskvec.models.layout import Layout, layout_of_config
-from hf_taskvec.models.locations import locate
+from hf_taskvec.models.locations import LocatedFolder, locate
 from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 from hf_taskvec.progress import progress_bar
 
@@ -48,36 +54,26 @@ def to_adapter(
     progress: bool | None = None,
 ) -> Path:
     """See `TaskVector.to_adapter`."""
-    unscaled, vector = vector, vector * scale  # refuses NaN and infinities
+    whole = vector * scale  # refuses NaN and infinities
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
-    own, own_revision = _own_base(vector)
+    own, own_revision = _own_base(whole)
     named = _named(base_model_name_or_path, base, own, own_revision)
     given = base or base_model_name_or_path
     where, revision = (given, None) if given else (own, own_revision)
-    known = _known(where, revision, required=given is not None)
+    found = _located(where, revision, required=given is not None)
+    known = _known(found)
     layout = known.layout
     if layout.shapes:
-        check_fits(vector, known, may_grow=dense == "drop")
-    low_rank = {name: change.terms for name, change in vector.items() if change.is_low_rank}
-    rest = [name for name in vector if name not in low_rank]
-    if rest and dense == "refuse":
-        raise UnsupportedError(
-            f"{len(rest)} of {len(vector)} parameters are not low-rank, and a PEFT adapter carries no such change: "
-            f"{some(rest)}. Compress matrices first (vector.compress(rank=...)); for norms, biases and embeddings pass "
-            "dense='save' to store their whole values, or dense='drop' to leave them out."
-        )
-    if not low_rank:
-        raise UnsupportedError("no parameter is low-rank: compress the vector first, vector.compress(rank=...).")
-    _check_untied(vector if dense == "save" else low_rank, layout)
-    _check_layout(low_rank, layout)
-    model = _without_weights(known)
+        check_fits(whole, known, may_grow=dense == "drop")
+    scaled, model = without_zeros(whole), _without_weights(known)
+    check_exportable(scaled, dense, layout, model)
+    low_rank = {name: scaled[name] for name in held_as_factors(scaled)}
+    rest = [name for name in scaled if name not in low_rank]
     layers = {_module(name, layout): name for name in low_rank}
-    if model is not None:
-        check_layers(model, layers)
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
     with progress_bar(low_rank.items(), "Exporting", progress) as bar:
-        factors = {_module(name, layout): stacked_factors(terms) for name, terms in bar}
+        factors = {_module(name, layout): factors_of(change) for name, change in bar}
     if uniform_rank:
         factors = _padded(factors)
     tensors: dict[str, torch.Tensor] = {}
@@ -85,7 +81,7 @@ def to_adapter(
         tensors.update(_entries(module, kinds[module], left, right, dtype))
     config = _config(factors, kinds, _targets(list(factors), layout, model), named) | _task(model)
     if rest and dense == "save":
-        _save_whole(vector, rest, layout, where, revision, set(factors), tensors, config)
+        _save_whole(scaled, rest, layout, where, revision, set(factors), tensors, config)
     final = Path(output)
     with new_folder(final, ADAPTER_RECORD, overwrite) as part:
         specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -97,21 +93,42 @@ def to_adapter(
             check_loads(lambda: _without_weights(known), part, layers)
         origin = {
             "library": f"hf_taskvec {__version__}",
-            "expression": vector.expression,
-            "vector": vector.provenance.to_json(),
+            "expression": whole.expression,
+            "vector": whole.provenance.to_json(),
             "scale": float(scale),
-            "fingerprint": unscaled.fingerprint,
-            "changed_parameters": len(factors) if dense == "drop" else len(vector),
+            "fingerprint": vector.fingerprint,
+            "changed_parameters": len(factors) if dense == "drop" else len(scaled),
             "options": {"dense": dense} if rest else {},
         }
         (part / ADAPTER_RECORD).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        if found is not None:
+            _copy_tokenizer(found.path, part)
     return final
 
 
+def _copy_tokenizer(base: Path, adapter: Path) -> None:
+    """The base's tokenizer beside the adapter, as PEFT's own training leaves it: a pipeline looks for it there."""
+    for path in tokenizer_files(base):
+        copy = adapter / path.relative_to(base)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
 def _own_base(vector: TaskVector) -> tuple[str | None, str | None]:
-    """Hub id and revision, or the folder, of the one base that the vector comes from."""
-    bases = {(o.base.address or o.base.hub_id, o.base.revision) for o in vector.provenance.origins if o.base}
-    return bases.pop() if len(bases) == 1 else (None, None)
+    """Hub id and revision, or the folder, of the one base that the vector comes from.
+
+    Sources may know it in several ways: an adapter by its id alone, a fine-tune with the commit, a third by a copy.
+    """
+    records = [origin.base for origin in vector.provenance.origins if origin.base]
+    places = {record.address or record.hub_id for record in records}
+    prints = {record.fingerprint for record in records}
+    if len(places) > 1 and (len(prints) > 1 or None in prints):
+        return None, None
+    known = {record.hub_id for record in records if record.hub_id} or places  # an id is good on every machine
+    revisions = {record.revision for record in records if record.revision}
+    if len(known) != 1 or len(revisions) > 1:
+        return None, None
+    return known.pop(), next(iter(revisions), None)
 
 
 def _named(
@@ -126,22 +143,30 @@ def _named(
     return split_revision(str(where))
 
 
-def _known(where: str | Path | None, revision: str | None, required: bool) -> Checkpoint:
-    """The base's names and shapes, without its weights; none if no base is given and the vector's own is not found."""
+def _located(where: str | Path | None, revision: str | None, required: bool) -> LocatedFolder | None:
+    """The base's config and tokenizer; none if no base is given and the vector's own is not found."""
     if where is None:
-        return Checkpoint("the base", {})
+        return None
     try:
-        folder, name, commit = locate(where, revision, None, [CONFIG])
-        config = read_json(folder / CONFIG)
-        layout = layout_of_config(config)
+        found = locate(where, revision, None, [CONFIG, *TOKENIZER_FILES])
+        read_json(found.path / CONFIG)
     except MissingFileError:
         if required:
             raise
+        return None
+    return found
+
+
+def _known(found: LocatedFolder | None) -> Checkpoint:
+    """The base's names and shapes, without its weights."""
+    if found is None:
         return Checkpoint("the base", {})
+    config = read_json(found.path / CONFIG)
+    layout = layout_of_config(config)
     heads = {alias: layout.shapes[owner] for alias, owner in layout.tied.items() if owner in layout.shapes}
     shapes = {**layout.shapes, **heads}  # PEFT can change a tied head alone
     tensors = {each: InMemory(torch.empty(shape, device="meta")) for each, shape in shapes.items()}
-    return Checkpoint(name, tensors, layout, config, revision=commit)
+    return Checkpoint(found.name, tensors, layout, config, revision=found.commit)
 
 
 def _without_weights(known: Checkpoint) -> Any:
@@ -161,27 +186,6 @@ def _kind(name: str, layout: Layout) -> str:
     if name in layout.conv1d:
         return "conv1d"
     return "embedding" if name in layout.embeddings else "linear"
-
-
-def _check_untied(names: Iterable[str], layout: Layout) -> None:
-    # PEFT's ensure_weight_tying does not help: it misses GPT-2's head, and merges the change twice for others.
-    if tied := [name for name in names if name in layout.tied.values()]:
-        aliases = [alias for alias, owner in layout.tied.items() if owner in tied]
-        raise UnsupportedError(
-            f"{some(tied)} is also {some(aliases)} of {layout.architecture}, and an adapter that PEFT does not merge "
-            "would change one of them alone. Leave it out with vector.filter(exclude=...), write a whole model with "
-            "apply(), or untie the base."
-        )
-
-
-def _check_layout(names: Iterable[str], layout: Layout) -> None:
-    """Refuse what depends on a base that is not known."""
-    for name in names:
-        if not layout.shapes and (perhaps_conv1d(name) or perhaps_tied(name)):
-            raise MissingFileError(
-                f"{name}: how an adapter must hold it depends on the base's architecture, which is not known. Pass "
-                "base=."
-            )
 
 
 _Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]

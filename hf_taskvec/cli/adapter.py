@@ -30,6 +30,10 @@ def adapter_command(
     report: ReportOption = None,
     base: Annotated[str | None, typer.Option(help="The base, for its architecture: a folder or a Hub id.")] = None,
     base_name: Annotated[str | None, typer.Option(help="The base's Hub id, for the adapter's config.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out parameters by a glob pattern, such as '*embed*'; as often as needed."),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Compress to this rank first.", min=1)] = None,
     dense: Annotated[
         str, typer.Option(help="Changes that are not low-rank: refuse, save (whole values) or drop.")
@@ -44,10 +48,13 @@ def adapter_command(
     check_output(output, filenames.ADAPTER_RECORD, overwrite)
     found = load_vector(vector, token=token)
     amount, measured = chosen_scale(scale, report)
-    if measured is not None and rank is not None:
+    if measured is not None and (rank is not None or exclude):
         raise UnsupportedError(
-            "a report of the whole vector says nothing of a compressed one: sweep that, or drop --rank."
+            "a report of the whole vector says nothing of a part or of a compressed one: sweep that, or drop --rank "
+            "and --exclude."
         )
+    if exclude:
+        found = found.filter(exclude=exclude)
     if dry_run:
         factors = [found.shape(n) for n in found if len(found.shape(n)) == 2]
         written = adapter_size(found, rank, dense, measured)

@@ -13,6 +13,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 # Calls, and arguments that no command has under that name: what to type for them.
 _CALLS = (
+    (r"\bvector\.[^`]*, or by (`taskvec )", r"\1"),  # what the library says in both forms
     (r"(?:vector|v)\.edit\(model, merge=False\)|\bmerge=False\b", "--attach"),
     (r"\(?\bmerge=True\)?", "without --attach"),
     (r"(?:(?:vector|v)\.)?\bapply\(\w+, output=\.\.\.\)", "`taskvec apply`"),

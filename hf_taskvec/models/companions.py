@@ -36,6 +36,8 @@ _NAMED = (*_CONFIGS, *_TOKENIZERS, *_PROCESSORS, *_LICENCES, _CUSTOM_GENERATE)
 #: patterns of what to fetch from the Hub; which of the code belongs to the model, the configs tell afterwards.
 #: A model's card is not among them: that of a changed model differs.
 COMPANIONS = (*_NAMED, "*.py", "custom_generate/*.py")
+#: the same of what `tokenizer_files` gives
+TOKENIZER_FILES = _TOKENIZERS
 
 
 def companions(folder: Path) -> list[Path]:
@@ -52,6 +54,15 @@ def companions(folder: Path) -> list[Path]:
                 "folder, or to nothing. Put the file itself there."
             )
     return found
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a model folder that make its tokenizer, templates included, and no code.
+
+    Raises:
+        `UnsupportedError`: If one is a link that leads out of the folder.
+    """
+    return [path for path in companions(folder) if any(path.match(pattern) for pattern in _TOKENIZERS)]
 
 
 def companion_files(folder: Path) -> list[Path]:

@@ -88,7 +88,7 @@ def test_dense_parts_are_refused_saved_or_dropped(models, tmp_path):
     matrices = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|bias|embed|lm_head)")
     rest = pair.vector().filter(include=["*norm*", "*embed*", "*q_proj.bias", "lm_head*"])
     vector = matrices + rest
-    with pytest.raises(UnsupportedError, match=r"not low-rank.*dense='save'.*dense='drop'"):
+    with pytest.raises(UnsupportedError, match=r"(?s)are not low-rank.*dense='drop'.*dense='save'"):
         vector.to_adapter(tmp_path / "adapter", str(pair.base))
     assert not (tmp_path / "adapter").exists()
     vector.to_adapter(tmp_path / "saved", str(pair.base), dense="save")
@@ -124,7 +124,7 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path):
 def test_embeddings_are_told_by_the_model_not_by_their_names(models, tmp_path):
     pair = models.pair("opt", tie_word_embeddings=False)
     vector = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(norm|bias)")
-    with pytest.raises(UnsupportedError, match=r"embed_positions\.weight: PEFT cannot run.*filter\(exclude"):
+    with pytest.raises(UnsupportedError, match=r"(?s)embed_positions\.weight is of .* cannot run.*filter\(exclude"):
         vector.to_adapter(tmp_path / "adapter", str(pair.base))
     rest = vector.filter(exclude="*embed_positions*")
     folder = rest.to_adapter(tmp_path / "adapter", str(pair.base))
@@ -150,7 +150,7 @@ def test_a_tied_embedding_is_refused(models, tmp_path):
     matrices = low_rank(AutoModelForCausalLM.from_pretrained(pair.base), exclude="(ln_|bias|wte|wpe)")
     dense = matrices + pair.vector().filter(include="*wte*")
     for vector, option in ((dense.compress(rank=2), "refuse"), (dense, "save")):
-        with pytest.raises(UnsupportedError, match=r"wte\.weight is also lm_head\.weight of .*filter\(exclude"):
+        with pytest.raises(UnsupportedError, match=r"(?s)wte\.weight is also lm_head\.weight of .*filter\(exclude"):
             vector.to_adapter(tmp_path / "adapter", str(pair.base), dense=option)
     dense.to_adapter(tmp_path / "adapter", str(pair.base), dense="drop")
     assert set(TaskVector.from_adapter(tmp_path / "adapter")) == set(matrices)
@@ -216,7 +216,9 @@ def test_layers_that_peft_does_not_take_are_named_before_anything_is_written(mod
         folder = models.pair(architecture, **small).base
         model = AutoModelForCausalLM.from_pretrained(folder)
         vector = low_rank(model, exclude="(norm|bias|experts|embed|lm_head|_proj)")
-        with pytest.raises(UnsupportedError, match=rf"(cannot load.*{router}|{router}: PEFT cannot run).*exclude="):
+        with pytest.raises(
+            UnsupportedError, match=rf"(?s)(cannot load.*{router}|{router} are of .* cannot run).*exclude="
+        ):
             vector.to_adapter(tmp_path / "adapter", str(folder))
         assert not list(tmp_path.glob("*adapter*"))
 
@@ -308,7 +310,7 @@ def test_a_weight_that_is_used_without_its_layer_is_refused_by_name(tmp_path):
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "base")
     vector = low_rank(model).filter(include=["*dt_proj*", "*in_proj*", "*x_proj*"])
-    with pytest.raises(UnsupportedError, match=r"dt_proj\.weight: FalconMambaForCausalLM uses it without calling"):
+    with pytest.raises(UnsupportedError, match=r"dt_proj\.weight is used by FalconMambaForCausalLM without calling"):
         vector.to_adapter(tmp_path / "adapter", base=tmp_path / "base")
     folder = vector.filter(exclude="*dt_proj*").to_adapter(tmp_path / "adapter", base=tmp_path / "base")
     tokens = torch.tensor([[1, 2, 3]])

@@ -87,7 +87,7 @@ def test_real_errors_advise_what_can_be_typed(edited: Edited, taskvec: Run, tmp_
     again = taskvec("apply", "vector", "base", "-o", tmp_path / "out")
     assert again.code == 1 and "--overwrite" in again.err and "overwrite=True" not in again.err
     dense = taskvec("adapter", "vector", "-o", tmp_path / "adapter")
-    assert "--dense save" in dense.err and "dense=" not in dense.err and "`taskvec compress --rank`" in dense.err
+    assert "--dense save" in dense.err and "dense=" not in dense.err and "solved by `taskvec adapter VEC" in dense.err
     name = taskvec("extract", "base", "tuned", "--name", "hp 1", "-o", tmp_path / "v")
     assert "--name hp 1 cannot name a vector" in name.err and "Take --name hp_1." in name.err
 
