@@ -67,3 +67,17 @@ def mean_loss(model: Any, rows: TokenRows, batch_size: int) -> float:
         total += loss.item()
         count += tokens
     return total / count
+
+
+def row_losses(model: Any, rows: TokenRows, batch_size: int) -> torch.Tensor:
+    """The mean cross-entropy of each row's next tokens, in nats and fp64; the model is in evaluation mode already."""
+    found = []
+    for batch in batches(rows, batch_size):
+        with torch.inference_mode():
+            logits = model(**batch.inputs(model), use_cache=False).logits[:, :-1]
+            labels = batch.labels[:, 1:].to(logits.device)
+            losses = torch.nn.functional.cross_entropy(
+                logits.float().transpose(1, 2), labels, ignore_index=-100, reduction="none"
+            ).double()
+            found.append((losses.sum(dim=1) / (labels != -100).sum(dim=1)).cpu())
+    return torch.cat(found)
