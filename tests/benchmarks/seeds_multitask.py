@@ -11,7 +11,8 @@ Real books and a real model, four of one's own; a seed deals the sections into s
         --config stories15m --base-model STORIES15M --books ALICE WIZARD_OF_OZ LAND_OF_OZ PRIDE_AND_PREJUDICE
 
 What was fixed before seeds 80 and 81 were run, with nothing tried on any other: the settings of
-`recipes/configs/multitask/stories15m.yaml`, and that every finished seed is reported. What is expected, in each of them:
+`recipes/configs/multitask/stories15m.yaml`, and that every finished seed is reported. What is expected, in each of
+them:
 
 1. the gap between the tasks' own models and their uniform average is at N = 8 at most half of that at N = 1;
 2. the averaged model at N = 8 has a higher mean score than that at N = 1;
