@@ -46,7 +46,7 @@ def main() -> None:
             lines += rows(seed, json.loads((folder / "results.json").read_text("utf-8")))
     head = ["seed", "new book", "γ̂, corrected", "λ of Theorem 3", "θ_0", "best single vector", "the mean", "Theorem 3"]
     head += ["margin 1", "literal γ̂", "γ̂ from its fine-tune", "learned λ", "fine-tuned on it"]
-    print("\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines]).replace("-", "−"))
+    print("\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines]))
 
 
 def rows(seed: int, results: dict[str, Any]) -> list[str]:
@@ -55,14 +55,18 @@ def rows(seed: int, results: dict[str, Any]) -> list[str]:
     for book in results["books"]:
         models = {each["title"]: each for each in book["compared"]}
         first = book["correlations"][0]
-        gammas = ", ".join(f"{g / first['share']:.2f}" for g in first["gammas"].values())
+        gammas = ", ".join(f"{max(-1.0, min(1.0, g / first['share'])):.2f}" for g in first["gammas"].values())
         theory = models.get("Theorem 3", {"scales": {}})
         scales = ", ".join(f"{scale:.2f}" for scale in theory["scales"].values())
         titles = ["θ_0", f"{book['best_single']} alone", "the mean", "Theorem 3", "Theorem 3, margin 1"]
         titles += ["Theorem 3, literal γ̂", "Theorem 3, γ̂ from its fine-tune", "learned λ", "fine-tuned on it"]
         losses = [f"{models[t]['loss']['value']:.3f}" if t in models else "–" for t in titles]
         losses[1] += f" ({book['best_single']})"
-        found.append("| " + " | ".join([str(seed), book["name"], gammas, scales or "–", *losses]) + " |")
+        found.append(
+            "| "
+            + " | ".join([str(seed), book["name"], *(t.replace("-", "−") for t in (gammas, scales or "–")), *losses])
+            + " |"
+        )
     return found
 
 

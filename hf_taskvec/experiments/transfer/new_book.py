@@ -6,8 +6,8 @@ its text, as long as lowers the sample's loss most: one epoch of fine-tuning is 
 Half of the sample makes the step, the other half is what the models are compared on.
 
 Such a step is noisy, which makes every correlation with it smaller than that with a fine-tune would be. By how much,
-the known books tell: of each of them there are both. So γ̂ is divided by the mean correlation of a known book's step with
-its own fine-tune, and cut off at 1. (The literal form is left as eq. (11) has it.)
+the known books tell: of each of them there are both. So γ̂ is divided by the mean correlation of a known book's step
+with its own fine-tune, and cut off at 1. (The literal form is left as eq. (11) has it.)
 """
 
 from collections.abc import Mapping, Sequence
