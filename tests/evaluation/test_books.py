@@ -139,6 +139,17 @@ def test_others_protocols_leak_by_design_and_the_report_says_so(alice):
     assert not check_leaks(ssu, [alice.training_text]).clean  # overlapping windows: answers in other prompts
 
 
+def test_the_authors_ssu_joins_nltk_tokens_and_answers_from_the_next_sentence():
+    story = "He came. “Don't go,” she said to Mr. Gray. They all left. It rained. The end was near, and they knew."
+    book = load_book(datasets.Dataset.from_dict({"text": [story]}), "story", role="forget", held_out=0.0)
+    protocol = protocols.get("ssu-v1-authors", prompt_length=5, answer_length=4, samples=40)
+    pairs = {(found.prompt, found.answer) for found in find_passages(book, protocol)}
+    # The first prompt ends within the second sentence; the rest of that sentence is skipped.
+    assert ("He came . “ Do", "They all left .") in pairs and ("They all left . It", "The end was near") in pairs
+    whole = {(p.prompt, p.answer) for p in find_passages(book, protocols.get(protocol, answer_from="prompt"))}
+    assert ("He came . “ Do", "n't go , ”") in whole
+
+
 def test_ssu_v2_is_lower_case_and_strided(alice):
     rows = find_passages(alice, "ssu-v2")
     assert all(row.prompt == row.prompt.lower() and len(row.answer.split()) == 100 for row in rows)

@@ -251,6 +251,18 @@ def test_prompts_beyond_the_context_are_refused_with_the_numbers(tokenizer, stor
         tokenize_passages(find_passages(story, SHORT), total, tokenizer, tiny_llama().config)
 
 
+def test_the_model_reads_instruction_and_cue_around_the_prompt(tokenizer, story):
+    protocol = replace(SHORT, instruction="Go on: ", cue=" And then:")
+    plain, cued = (
+        tokenize_passages(find_passages(story, each), each, tokenizer, tiny_llama().config)
+        for each in (SHORT, protocol)
+    )
+    for before, after in zip(plain, cued, strict=True):
+        asked = f"Go on: {before.text.prompt} And then:"
+        assert list(after.prompt_ids) == tokenizer(asked)["input_ids"]
+        assert tokenizer.decode(after.answer_ids).strip() == before.text.answer
+
+
 def test_a_pad_token_that_only_the_tokenizer_has_changes_nothing(tokenizer, story):
     """Padded positions are masked, but an id beyond the model's vocabulary would be an IndexError."""
     expected = do(tiny_llama(), tokenizer, story)[1]

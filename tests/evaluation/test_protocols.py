@@ -9,7 +9,7 @@ from hf_taskvec.evaluation.texts import protocols
 
 
 def test_the_protocols_of_the_literature_are_there_and_all_differ():
-    expected = {"taskvec-v1", "ssu-v1", "ssu-v1-pypi", "ssu-v2", "muse-verbmem", "open-unlearning"}
+    expected = {"taskvec-v1", "ssu-v1", "ssu-v1-pypi", "ssu-v1-authors", "ssu-v2", "muse-verbmem", "open-unlearning"}
     assert set(protocols.names()) == expected
     assert len({protocols.get(name).hash for name in expected}) == len(expected)
     assert protocols.get() == protocols.get("taskvec-v1") and protocols.get().leak_free
@@ -20,6 +20,7 @@ def test_the_protocols_of_the_literature_are_there_and_all_differ():
     [
         ("ssu-v1", 200, 150, True, "rouge_l"),
         ("ssu-v1-pypi", 200, 150, True, "pypi_rouge_l"),
+        ("ssu-v1-authors", 200, 150, True, "pypi_rouge_l"),
         ("ssu-v2", 100, 100, False, "rouge_l"),
         ("muse-verbmem", 1, 128, True, "rouge_l"),
         ("open-unlearning", 1, 128, True, "rouge_l_stemmed"),
@@ -59,6 +60,7 @@ def test_the_hashes_are_stable():
     # Published tables name this hash: changing it silently would make old results incomparable.
     assert protocols.get("ssu-v1").hash == protocols.get("ssu-v1", samples=50).hash
     assert protocols.get().hash == "829d41111c7b22e25a360dc3cd6eb4c72c5bda2814429800cfe17f101cbb5aaf"
+    assert protocols.get("ssu-v1").hash == "098792a9c603ecb3d660dfd9a9dd354345055cab6379104b823e933033d2822e"
 
 
 def test_an_unknown_name_or_field_gets_a_suggestion():
@@ -68,7 +70,17 @@ def test_an_unknown_name_or_field_gets_a_suggestion():
         protocols.get(prompt_lenght=3)
 
 
-@pytest.mark.parametrize("changes", [{"prompt_length": 0}, {"samples": 0}, {"placement": "stride"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_length": 0},
+        {"samples": 0},
+        {"placement": "stride"},
+        {"word_tokens": "nltk"},  # its passages are at random sentences
+        {"word_tokens": "spacy"},
+        {"answer_from": "next_sentence"},
+    ],
+)
 def test_impossible_protocols_are_refused(changes):
     with pytest.raises(BadValueError, match="taskvec-v1"):
         protocols.get(**changes)

@@ -221,6 +221,29 @@ def test_what_the_paper_states_is_used() -> None:
         assert "What the paper states." in path.read_text() and "our choices." in path.read_text()
 
 
+def test_no_choice_of_modules_trains_the_papers_share_of_parameters() -> None:
+    """Rank 32 and 0.35 %: what docs/choices.md says of every choice of Phi-1.5's modules, counted by PEFT."""
+    import itertools
+
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    parts = {}
+    for module in ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2", "lm_head", "embed_tokens"):
+        model = on_meta("microsoft/phi-1_5")
+        total = model.num_parameters()
+        with torch.device("meta"):
+            adapted = get_peft_model(model, LoraConfig(r=32, target_modules=[module]))
+        parts[module] = adapted.get_nb_trainable_parameters()[0]
+    chosen = [each for n in range(1, len(parts) + 1) for each in itertools.combinations(parts, n)]
+    shares = {each: 100 * sum(parts[module] for module in each) / total for each in chosen}
+    printed = [share for share in shares.values() if 0.345 <= share < 0.355]
+    assert len(shares) == 255 and not printed
+    near = sorted({round(share, 2) for share in shares.values() if 0.3 < share < 0.5})
+    assert near == [0.34, 0.44, 0.46]  # one of attention with the head; two of attention; one with head and embedding
+    assert shares["q_proj", "v_proj"] == pytest.approx(0.4436, abs=1e-4)
+
+
 def test_no_path_is_recorded() -> None:
     found = config("--base-model", "/home/me/gpt2", "--books", "forget=/home/me/a.txt", "retain=/home/me/b.txt")
     assert "/home" not in json.dumps(found.resolved({"base_model": "gpt2 0123"}))

@@ -175,7 +175,8 @@ def conforming(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         given = _typed(value, dict)
-        given = {"cut": "alone", "theory": None, **given}
+        later = {"cut": "alone", "instruction": "", "cue": "", "word_tokens": "white_space", "answer_from": "prompt"}
+        given = {**later, "theory": None, **given}
         if missing := [field.name for field in fields(kind) if field.name not in given]:
             raise MeaninglessError(f"{where} has no {missing[0]}")
         found = {field.name: conforming(hints[field.name], given[field.name], field.name) for field in fields(kind)}

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 from support import launch
 from support.hub_server import HubServer
 from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, train
 from support.tiny_models import TinyModels
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec import TaskVector, TaskVectorError
 from hf_taskvec.errors import MismatchError
@@ -190,6 +192,76 @@ def test_bad_input_is_refused_with_the_reason(folder: Path, tmp_path: Path) -> N
         with pytest.raises(TaskVectorError, match=message):
             analyze(base, *arguments, "--output", tmp_path / "out")
         assert not (tmp_path / "out" / "analysis.md").exists()
+
+
+def row_losses(model: Path, text: Path, base: Path, length: int = 24) -> list[float]:
+    """The loss of each row of a text, as transformers has it."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    ids = tokenizer(text.read_text())["input_ids"]
+    rows = [ids[start : start + length] for start in range(0, len(ids) - length, length)][:8]
+    with torch.no_grad():
+        return [loaded(torch.tensor([row]), labels=torch.tensor([row])).loss.item() for row in rows]
+
+
+def test_which_scale_without_validation_is_answered_from_the_models_own_text(folder: Path, tmp_path: Path) -> None:
+    """One fine-tune twice: at half of the sum the merged model is each task's own, so every rule must say 0.5."""
+    twice = [folder / "base", folder / "full", folder / "full", "--names", "one", "two", "--ask", "scale"]
+    report = analyze(*twice, "--output", tmp_path / "plain")
+    rules = dict(re.findall(r"\n\| ([\w, /.]+) \| ([\d.]+) \|", report))
+    assert rules == dict.fromkeys(("agreement", "the mean, 1/n", "norm", "margins"), "0.50") | {"0.4": "0.40"}
+    texts = ["--data", folder / "lamps.txt", folder / "lamps.txt", "--rows", 8, "--max-length", 24]
+    judged = analyze(*twice, *texts, "--output", tmp_path / "judged")
+    losses = row_losses(folder / "full", folder / "lamps.txt", folder / "base")
+    assert f"| agreement | 0.50 | {sum(losses) / len(losses):.3f}" in judged
+    assert "On the texts that were given, λ = " in judged
+
+
+def test_whether_one_epoch_is_enough_is_told_by_text(folder: Path, tmp_path: Path) -> None:
+    """`saved` is half of `full`, so they make two epochs of one fine-tune; of two, they are merged."""
+    texts = ["--data", folder / "lamps.txt", "--rows", 8, "--max-length", 24, "--ask", "epochs"]
+    epochs = ["--epochs", folder / "saved", folder / "full"]
+    one = analyze(folder / "base", folder / "full", *texts, *epochs, "--output", tmp_path / "one")
+    losses = row_losses(folder / "full", folder / "lamps.txt", folder / "base")[1::2]  # the others would choose λ
+    assert re.search(rf"\n\| 2 \| {sum(losses) / len(losses):.3f} \\\[.+\| – \|", one)
+    assert "**No: the own model of epoch 1 is worse than that of epoch 2" in one  # lamps are what it was trained on
+    texts[2:2] = [folder / "boats.txt"]
+    two = [folder / "full", folder / "lora", *texts, *epochs, "--epochs", folder / "saved", folder / "lora"]
+    merged = analyze(folder / "base", *two, "--output", tmp_path / "two")
+    assert "| epoch | own models | merged | λ | more than after the last |" in merged
+
+
+def test_how_much_weight_decay_is_told_by_what_merges_better(folder: Path, tmp_path: Path) -> None:
+    """At either weight decay both tasks, whose texts tell them apart; the halved vector stands for more decay."""
+    TaskVector.from_adapter(folder / "lora", base=folder / "base").save(tmp_path / "boats")
+    tuned = [folder / "full", tmp_path / "boats", folder / "saved", folder / "lora"]
+    texts = [folder / "lamps.txt", folder / "boats.txt"] * 2
+    options = ["--decays", 0, 0, 0.5, 0.5, "--ask", "decay", "--rows", 8, "--max-length", 24]
+    report = analyze(folder / "base", *tuned, "--data", *texts, *options, "--output", tmp_path / "out")
+    whole = TaskVector.from_finetuned(folder / "base", folder / "full") + TaskVector.load(tmp_path / "boats")
+    whole.apply(folder / "base", tmp_path / "summed")
+    losses = [row_losses(tmp_path / "summed", text, folder / "base") for text in texts[:2]]
+    mean = sum(sum(each) / len(each) for each in losses) / 2
+    assert re.search(rf"\n\| 0 \| [\d.]+ \| [\d.]+ \| .+ \| {mean:.3f} \\\[.+ \| .+ \|\n\| 0.5 \|", report)
+    assert re.search(r"\*\*0(.5)?(, the least that was tried)?: the better merge at 0(.5)? has a loss of", report)
+
+
+def test_what_a_question_cannot_be_answered_from_is_refused(folder: Path, tmp_path: Path) -> None:
+    base, full, lora, text = (folder / name for name in ("base", "full", "lora", "lamps.txt"))
+    pair = [full, lora, "--data", text, folder / "boats.txt"]
+    for arguments, message in [
+        ([full, "--ask", "scale"], "two fine-tunes or more"),
+        ([full, "--ask", "epochs", "--epochs", full], "--ask epochs needs --data"),
+        ([full, "--ask", "epochs", "--data", text, "--epochs", full], "two epochs or more"),
+        ([*pair, "--ask", "epochs", "--epochs", full, full], "needs --epochs 2 times"),
+        ([*pair, "--ask", "decay"], "--decays with 2 numbers"),
+        ([*pair, "--ask", "decay", "--decays", 0, 0.1], "each task .+ once at each"),
+        ([full, "--epochs", full, "--epochs", full], "go with --ask epochs"),
+        ([full, "--decays", 0], "--decays goes with --ask decay"),
+    ]:
+        with pytest.raises(TaskVectorError, match=message):
+            analyze(base, *arguments, "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_revisions_and_paths_tell_fine_tunes_apart(tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ def tokenize_passages(
     context, vocabulary = context_length(config), vocabulary_size(config)
     found = []
     for passage in passages:
-        prompt = _without_end(tokenizer(passage.prompt)["input_ids"], tokenizer)
-        whole = _without_end(tokenizer(passage.prompt + passage.gap + passage.answer)["input_ids"], tokenizer)
+        asked = protocol.instruction + passage.prompt + protocol.cue
+        prompt = _without_end(tokenizer(asked)["input_ids"], tokenizer)
+        whole = _without_end(tokenizer(asked + passage.gap + passage.answer)["input_ids"], tokenizer)
         if whole[: len(prompt)] == prompt and len(whole) > len(prompt):
             answer = whole[len(prompt) :]
         else:  # the prompt's last token merges with the answer's first: keep what is generated from

@@ -58,7 +58,7 @@ def find_passages(book: Book, protocol: str | Protocol | None = None, tokenizer:
         raise BadValueError(f"protocol {protocol.name!r} counts tokens: pass the model's tokenizer")
     found: list[Passage] = []
     for split in SPLITS:
-        place = _given if book.pairs else _placed
+        place = _given if book.pairs else _joined if protocol.word_tokens == "nltk" else _placed
         found += place(book, split, protocol, tokenizer)
     if protocol.leak_free:
         from hf_taskvec.evaluation.texts.leaks import without_leaks
@@ -144,6 +144,40 @@ def _placed(book: Book, split: Split, protocol: Protocol, tokenizer: Any) -> Ite
         rest = book.text[units[middle - 1][1] : units[last - 1][1]]
         answer = rest.lstrip()
         yield _passage(book, split, protocol, prompt, rest[: len(rest) - len(answer)], answer)
+
+
+def _joined(book: Book, split: Split, protocol: Protocol, tokenizer: Any) -> Iterator[Passage]:
+    """Passages of NLTK's tokens joined by spaces, at random sentences, as SSU's authors build them."""
+    from nltk.tokenize import NLTKWordTokenizer  # it needs none of NLTK's data, as the sentences are ours
+
+    words, found = NLTKWordTokenizer(), []
+    for section in book.sections:
+        if section.split != split:
+            continue
+        text = book.text[section.start : section.end]
+        tokens = [words.tokenize(text[start:stop]) for start, stop in sentences(text)]
+        found += [pair for first in range(len(tokens)) if (pair := _pair(tokens, first, protocol))]
+    if found and protocol.samples is not None:
+        chooser = random.Random(f"{protocol.seed}/{split}/places")
+        found = [chooser.choice(found) for _ in range(protocol.samples)]
+    for prompt, answer in found:
+        yield _passage(book, split, protocol, " ".join(prompt), " ", " ".join(answer))
+
+
+def _pair(tokens: list[list[str]], first: int, protocol: Protocol) -> tuple[list[str], list[str]] | None:
+    """Prompt and answer from a sentence on; None where too little follows."""
+    prompt: list[str] = []
+    after = first
+    while len(prompt) < protocol.prompt_length and after < len(tokens):
+        prompt += tokens[after]
+        after += 1
+    rest = [] if protocol.answer_from == "next_sentence" else prompt[protocol.prompt_length :]
+    while len(rest) < protocol.answer_length and after < len(tokens):
+        rest += tokens[after]
+        after += 1
+    prompt, answer = prompt[: protocol.prompt_length], rest[: protocol.answer_length]
+    whole = len(prompt) == protocol.prompt_length and len(answer) == protocol.answer_length
+    return (prompt, answer) if whole else None
 
 
 def _passage(book: Book, split: Split, protocol: Protocol, prompt: str, gap: str, answer: str) -> Passage:

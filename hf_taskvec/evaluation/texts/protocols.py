@@ -6,8 +6,13 @@ put into one table only if they agree. `taskvec-v1` is ours and the default; the
 - `ssu-v1`: Dou et al. 2024, first version, which the main paper used, scored with `rouge_score`;
   `ssu-v1-pypi` is the same with the scorer that its authors ran (the PyPI package `rouge`).
 - `ssu-v2`: its second version, sampled. Its authors' default prompt also contains the answer; ours does not.
-  In both, a word is what stands between white space (the authors count NLTK's tokens, punctuation among
-  them), and the answer is what truly follows the prompt (the first version goes on at the next sentence).
+  In both, a word is what stands between white space, and the answer is what truly follows the prompt.
+- `ssu-v1-authors`: the first version as its authors' code builds it (github.com/xz-liu/SSU_Unlearn,
+  create_text_complete_data.py and utils_data.py, October 2024): NLTK's tokens, joined by spaces, of which
+  punctuation is some; the answer begins at the sentence after the one in which the prompt ends, so a part of a
+  sentence is skipped; the question in their template, with "### Answer:" before the output. The first
+  version's evaluation also had an instruction before that, whose words are not in those files; to have one:
+  `protocols.get("ssu-v1-authors", instruction="Continue the story. ### Question: ")`.
 - `muse-verbmem`: Shi et al. 2024, on ready-made prompts. `open-unlearning`: the same pairs, but stemmed words,
   and the target is cut where its tokens follow the prompt's.
 """
@@ -15,7 +20,7 @@ put into one table only if they agree. `taskvec-v1` is ours and the default; the
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.typed_values import typed
@@ -24,8 +29,16 @@ Unit = Literal["words", "tokens"]
 Placement = Literal["disjoint", "random", "stride", "given"]
 Scorer = Literal["rouge_l", "rouge_l_stemmed", "pypi_rouge_l"]
 Cut = Literal["alone", "with_specials", "after_prompt"]
+WordTokens = Literal["white_space", "nltk"]
+AnswerFrom = Literal["prompt", "next_sentence"]
 # Fields that were added later, with what they meant before: at that value they leave the hashes of old alone.
-_LATER = {"cut": "alone"}
+_LATER = {
+    "cut": "alone",
+    "instruction": "",
+    "cue": "",
+    "word_tokens": "white_space",
+    "answer_from": "prompt",
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,15 @@ class Protocol:
             Which tokens of a ready-made answer count towards `answer_length`. `"alone"`: those of the answer
             by itself; `"with_specials"`: also the beginning-of-text token that the tokenizer puts before it,
             as MUSE counts; `"after_prompt"`: those that follow the prompt's when both are one text.
+        instruction (`str`):
+            What the model reads before each prompt.
+        cue (`str`):
+            What it reads after each prompt, right before the answer.
+        word_tokens (`"white_space"` or `"nltk"`):
+            What a word is, for `unit="words"`: what stands between white space, or a token of NLTK's. The latter
+            are joined by single spaces, in the prompt and in the answer, as NLTK writes them.
+        answer_from (`"prompt"` or `"next_sentence"`):
+            Where the answer begins, for `word_tokens="nltk"`: where the prompt ends, or at the next sentence.
     """
 
     name: str
@@ -113,6 +135,10 @@ class Protocol:
     scorer: Scorer = "rouge_l"
     score_factor: float = 1.0
     cut: Cut = "alone"
+    instruction: str = ""
+    cue: str = ""
+    word_tokens: WordTokens = "white_space"
+    answer_from: AnswerFrom = "prompt"
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1 or self.answer_length < 1:
@@ -124,6 +150,16 @@ class Protocol:
             raise BadValueError(f"protocol {self.name!r}: samples={self.samples} must be at least 1, or None for all")
         if self.placement == "stride" and self.stride < 1:
             raise BadValueError(f"protocol {self.name!r}: placement 'stride' needs stride >= 1")
+        for name, kind in (("word_tokens", WordTokens), ("answer_from", AnswerFrom)):
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise BadValueError(f"protocol {self.name!r}: {name}={getattr(self, name)!r} is not one of {known}")
+        if self.word_tokens == "nltk" and (self.unit != "words" or self.placement != "random"):
+            raise BadValueError(
+                f"protocol {self.name!r}: word_tokens='nltk' is for unit='words' and placement='random', as SSU has it"
+            )
+        if self.answer_from == "next_sentence" and self.word_tokens != "nltk":
+            raise BadValueError(f"protocol {self.name!r}: answer_from='next_sentence' needs word_tokens='nltk'")
         if self.decoding.temperature < 0 or not 0 < self.decoding.top_p <= 1:
             raise BadValueError(
                 f"protocol {self.name!r}: temperature={self.decoding.temperature} must be >= 0 and "
@@ -197,6 +233,15 @@ _ALL = {
         OURS,
         _SSU_V1,
         replace(_SSU_V1, name="ssu-v1-pypi", scorer="pypi_rouge_l"),
+        replace(
+            _SSU_V1,
+            name="ssu-v1-authors",
+            scorer="pypi_rouge_l",
+            instruction="### Question: ",
+            cue="\n ### Answer:",
+            word_tokens="nltk",
+            answer_from="next_sentence",
+        ),
         Protocol(
             name="ssu-v2",
             version=1,

@@ -80,6 +80,7 @@ def prepare_transfer(config: TransferConfig) -> TransferInputs:
     """What a run starts from. Whatever is missing or does not fit is an error here, before the work."""
     general, base = None, config.base_model
     made: Any = None
+    new: tuple[Book, ...] = ()
     if config.embedded:
         library = write_library(
             config.seed,
@@ -91,19 +92,19 @@ def prepare_transfer(config: TransferConfig) -> TransferInputs:
         tokenizer = train_tokenizer(library.general, config.vocabulary)
         made = make_phi(len(tokenizer), hidden=config.hidden_size, layers=config.layers, seed=config.seed)
         written = (*library.series, *library.unrelated)
-        books, new = tuple(make_book(each.text, each.name, "retain", config) for each in written), ()
+        books = tuple(make_book(each.text, each.name, "retain", config) for each in written)
     else:
         base = str(smollm_folder()) if config.base_model == SMOLLM else config.base_model
         books, new = _read(config.books, config), _read(config.new_books, config)
+        _check_differ((*books, *new))
         tokenizer = load_tokenizer(base)
-    _check_differ((*books, *new))
     source = open_base(base if made is None else made)
     if source.context is not None and config.block_length > source.context:
         raise BadValueError(
             f"block_length={config.block_length}, but the model reads at most {source.context} tokens. Use "
             f"--block-length {source.context}."
         )
-    given = {}
+    given: dict[str, TaskVector] = {}
     for book, where in zip(books, config.vectors or (), strict=False):
         given[book.name] = open_vector(where, base, name=label_for(book.name))
         check_fits(given[book.name], source.weights)
