@@ -157,11 +157,16 @@ def write_correlations(
     report.begin_section(
         "Task correlation",
         f"α̂, eq. (11) of Li et al. (2025): the mean cosine of the fine-tunes' centred logits ({pooling} pooling), "
-        f"{most} rows or fewer of each text.",
+        f"{most} rows or fewer of each text. Logits mostly tell what all fine-tunes share with their base, so the same "
+        "is measured *relative* to it: of log-probabilities less the base's.",
     )
     edited = {name: EditedModel(texts.model, vector) for name, vector in vectors.items()}
-    found = correlation_matrix(edited, texts.rows, pooling=pooling, batch_size=texts.batch_size)
-    report.add_figure("correlation", found.figure, "task correlation")
+    forms = {
+        form: correlation_matrix(edited, texts.rows, relative_to=base, pooling=pooling, batch_size=texts.batch_size)
+        for form, base in (("literal", None), ("relative", texts.model))
+    }
+    report.add_figure("correlation", forms["literal"].figure, "task correlation")
+    report.add_figure("correlation_relative", forms["relative"].figure, "task correlation, relative to the base")
     report.begin_section(
         "λ from theory",
         "What Theorems 1 and 2 promise. *Add*: λ of θ₀ + τ(first) + λ·τ(second). *Forget*: λ of a model that was "
@@ -170,18 +175,18 @@ def write_correlations(
     )
     rows = []
     for keep, change in permutations(vectors, 2):
-        recommended = recommend_scales(found[keep, change])
-        assert recommended.add is not None and recommended.forget is not None
-        rows.append(
-            [keep, change, f"{recommended.alpha:+.3f}", _span(recommended.add), _span(recommended.forget.in_sweep)]
-        )
-    report.add_table(["first", "second", "α̂", "add the second", "forget the second"], rows)
+        for form, found in forms.items():
+            recommended = recommend_scales(found[keep, change])
+            assert recommended.add is not None and recommended.forget is not None
+            spans = [_span(recommended.add), _span(recommended.forget.in_sweep)]
+            rows.append([keep, change, form, f"{recommended.alpha:+.3f}", *spans])
+    report.add_table(["first", "second", "form", "α̂", "add the second", "forget the second"], rows)
     for one, other in combinations(vectors, 2):
-        recommended = recommend_scales(found[one, other])
+        recommended = recommend_scales(forms["relative"][one, other])
         why = [f"*{region.goal}*: {region.why}" for region in (recommended.add, recommended.forget) if region]
         report.add_text(f"{one}, {other}. {' '.join(why)}")
     if len(vectors) > 2:
-        _write_transfers(report, list(vectors), found)
+        _write_transfers(report, list(vectors), forms["relative"])
 
 
 def _write_transfers(report: MarkdownReport, names: list[str], found: CorrelationMatrix) -> None:
@@ -189,9 +194,9 @@ def _write_transfers(report: MarkdownReport, names: list[str], found: Correlatio
     report.begin_section(
         "Transfer",
         "What Theorem 3 says if a task had no vector of its own: θ₀ + Σ λ·τ of the others, with γ = α̂ between them "
-        f"and the task, and with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have it in "
-        "practice. The theorem is about tasks that are irrelevant to each other: where the others are not, it "
-        "promises nothing, and the λ are a place to start.",
+        f"and the task (relative), and with {PRACTICAL_MARGIN} for the hinge loss's margin of 1, as its authors have "
+        "it in practice. The theorem is about tasks that are irrelevant to each other: where the others are not, it "
+        "promises nothing, and the λ are a place to start. `recipes/transfer.py` tries them.",
     )
     rows = []
     for target in names:

@@ -16,7 +16,9 @@ What is expected with stories15M and five real books, where two pairs are by one
 4. the mean of the vectors has a lower loss than they have, for at least three of the five;
 5. with the relative γ̂ the loss is lower than with the literal one, for at least four of the five;
 6. the margin of 1 makes λ about 4.6 times as large and the loss higher, for at least three of the five;
-7. λ learned on the same sample have the lowest loss of all combinations, for at least four of the five.
+7. λ learned on the same sample have the lowest loss of all combinations, for at least four of the five;
+8. eq. (11) between the five fine-tunes: relative to θ_0, both pairs by one author are above each of the eight others,
+   and further than by the literal form (the least of the two less the most of the eight, in each).
 """
 
 import argparse
@@ -24,6 +26,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "transfer.py"
@@ -37,6 +40,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="for the recipe, after --")
     options = parser.parse_args()
     lines: list[str] = []
+    pairs: dict[str, dict[str, float]] = {}
     for seed in options.seeds:
         folder = options.output / f"seed-{seed}"
         if not options.only_table and not (folder / "results.json").exists():
@@ -46,7 +50,22 @@ def main() -> None:
             lines += rows(seed, json.loads((folder / "results.json").read_text("utf-8")))
     head = ["seed", "new book", "γ̂, corrected", "λ of Theorem 3", "θ_0", "best single vector", "the mean", "Theorem 3"]
     head += ["margin 1", "literal γ̂", "γ̂ from its fine-tune", "learned λ", "fine-tuned on it"]
+            pairs |= alphas(json.loads((folder / "results.json").read_text("utf-8")))
     print("\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines]))
+    print("\nα̂ between the fine-tunes (of the last seed)\n\n| pair | literal | relative |\n|---|---|---|")
+    for pair, forms in sorted(pairs.items(), key=lambda item: -item[1]["relative"]):
+        print(f"| {pair} | {forms['literal']:.3f} | {forms['relative']:.3f} |")
+
+
+def alphas(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """α̂ of each two of the books that have vectors, in both forms: the mean over the new books beside which it stands."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for book in results["books"]:
+        for each in book["correlations"]:
+            if each["stand_in"] == "a gradient step":
+                for pair, value in each["between"].items():
+                    found.setdefault(pair, {}).setdefault(each["form"], []).append(value)
+    return {pair: {form: fmean(values) for form, values in forms.items()} for pair, forms in found.items()}
 
 
 def rows(seed: int, results: dict[str, Any]) -> list[str]:

@@ -68,10 +68,12 @@ def test_the_report_has_every_section_when_all_is_given(folder: Path, tmp_path: 
         assert f"## {title}" in report
     assert "## Linearity: full and lora" in report and "## Landscape: full and lora" in report
     shown = re.findall(r"\]\((.+?)\)", report)
-    assert len(shown) == len(set(shown)) == 9
+    assert len(shown) == len(set(shown)) == 10
     for name in shown:
         assert (tmp_path / name).stat().st_size > 5000 and (tmp_path / name).with_suffix(".svg").exists()
     assert str(folder) not in report  # no path of the machine
+    forms = dict(re.findall(r"\n\| full \| lora \| (literal|relative) \| (\S+) \|", report))
+    assert len(set(forms.values())) == len(forms) == 2
     assert "with the negative gradient" in report  # epoch by epoch
     assert "lora: its factors have rank 4 or less; 90 %" in report
 

@@ -176,7 +176,7 @@ def theory(
     """γ̂ of the new book with the others and α̂ between these, what Theorem 3 says of them, and its λ."""
     models = {name: EditedModel(case.model, vector) for name, vector in case.vectors.items()}
     models[_NEW] = EditedModel(case.model, stand_in)
-    data = {name: case.rows[name].test[: case.config.rows] for name in case.vectors} | {_NEW: case.sample[1::2]}
+    data = {name: case.rows[name].test[: case.config.rows // 2] for name in case.vectors} | {_NEW: case.sample[1::2]}
     found = correlation_matrix(
         models, data, relative_to=case.model if relative else None, pooling="sample", progress=False
     )

@@ -40,7 +40,7 @@ class TransferConfig(ExperimentConfig):
     rows: int = option(
         32,
         "Rows of --block-length tokens: so many of a new book's seen text are looked at, to find what it has in common "
-        "with the others; and so many of each other book.",
+        "with the others; and half as many of each other book's held-out text.",
     )
     margin: float = option(
         0.2, "The margin in Theorem 3's sums: 0.2 as its authors have it in practice, 1 as in the theorem."
