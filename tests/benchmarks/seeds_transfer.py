@@ -47,10 +47,11 @@ def main() -> None:
             command = [sys.executable, str(RECIPE), "--seed", str(seed), "--output", str(folder), *options.flags]
             subprocess.run(command, check=True)
         if (folder / "results.json").exists():
-            lines += rows(seed, json.loads((folder / "results.json").read_text("utf-8")))
+            results = json.loads((folder / "results.json").read_text("utf-8"))
+            lines += rows(seed, results)
+            pairs = alphas(results)
     head = ["seed", "new book", "γ̂, corrected", "λ of Theorem 3", "θ_0", "best single vector", "the mean", "Theorem 3"]
     head += ["margin 1", "literal γ̂", "γ̂ from its fine-tune", "learned λ", "fine-tuned on it"]
-            pairs |= alphas(json.loads((folder / "results.json").read_text("utf-8")))
     print("\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines]))
     print("\nα̂ between the fine-tunes (of the last seed)\n\n| pair | literal | relative |\n|---|---|---|")
     for pair, forms in sorted(pairs.items(), key=lambda item: -item[1]["relative"]):
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def alphas(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """α̂ of each two of the books that have vectors, in both forms: the mean over the new books beside which it stands."""
+    """α̂ of each two books in both forms, the mean over the new books beside which it stands."""
     found: dict[str, dict[str, list[float]]] = {}
     for book in results["books"]:
         for each in book["correlations"]:
