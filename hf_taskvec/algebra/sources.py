@@ -108,6 +108,11 @@ class Source(ABC):
         """The stored tensors that this source is a view of (itself, if it is not a view)."""
         return (self,)
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether several processes have to read it together, in one order, and so on one thread."""
+        return False
+
 
 def numel(shape: Sequence[int]) -> int:
     """The number of elements of a shape (1 for a scalar)."""
@@ -184,7 +189,7 @@ def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
 def full_digest(tensors: Mapping[str, Source]) -> str:
     """A digest of names, shapes, dtypes and every byte of every tensor. All of them are read, on several threads."""
     digest, names = hashlib.sha256(), sorted(tensors)
-    with workers() as run:
+    with workers(1 if any(source.is_collective for source in tensors.values()) else None) as run:
         for name, content in zip(names, run(lambda each: _sha256(tensors[each]), names), strict=True):
             digest.update(f"{name}|{list(tensors[name].shape)}|{tensors[name].dtype}|{content}\n".encode())
     return digest.hexdigest()

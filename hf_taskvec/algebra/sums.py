@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 
+from hf_taskvec.algebra.blocks import Block, PartOf
 from hf_taskvec.algebra.deltas import Delta, LowRank, Parts
 from hf_taskvec.algebra.elementwise import Element
 from hf_taskvec.algebra.formulas import Formula, FormulaBuilder, Scaled, Weighted, sum_formula
@@ -63,6 +64,23 @@ class Sum:
     vector's own base, or a base shared by many fine-tunes) gets one coefficient, and is not read at all if that is 0.
     Other weights multiply the exact difference, as in `base + λ * (tuned - base)`: folding would multiply rounded
     coefficients with large weights instead of a small change. Such changes are added to each other before the target.
+
+    Args:
+        shape (`tuple` of `int`):
+            Of the whole parameter.
+        terms (`Iterable[Term]`):
+            The weighted changes.
+        target (`Source`, *optional*):
+            What they are added to.
+        scale (`float`, *optional*, defaults to 1.0):
+            λ.
+        device (`torch.device`, *optional*):
+            Where to compute.
+        block (`Block`, *optional*):
+            What is held of the parameter, and is to be evaluated. `target` and outputs are of this part then; rows are
+            still counted in the whole parameter.
+        target_size (`float`, *optional*):
+            The root mean square of the whole target's elements, for a block: `matrix_size` of its `sampled_rows`.
     """
 
     def __init__(
@@ -72,9 +90,12 @@ class Sum:
         target: Source | None = None,
         scale: float = 1.0,
         device: torch.device | str = "cpu",
+        block: Block | None = None,
+        target_size: float | None = None,
     ) -> None:
         self.shape = shape
         self.device = torch.device(device)
+        self.block, self._target_size = block, target_size
         coefficients: dict[Source, float] = {} if target is None else {target: 1.0}
         subtracted: dict[Source, None] = {}
         self._scaled: list[tuple[float, Parts]] = []
@@ -83,6 +104,8 @@ class Sum:
         for term in terms:
             weight = scale * term.weight
             parts = term.delta.parts
+            if parts is not None and block is not None:
+                parts = tuple((sign, PartOf(source, block)) for sign, source in parts)
             if weight == 0.0:
                 continue
             if (factors := term.delta.factors) is not None:
@@ -131,19 +154,31 @@ class Sum:
     def _size(self, start: int, stop: int) -> tuple[int, ...]:
         return (stop - start, *self.shape[1:]) if self.shape else ()
 
+    def _held(self, start: int, stop: int) -> tuple[int, int]:
+        """Rows of the whole parameter as rows of what is held of it."""
+        return (start, stop) if self.block is None else self.block.rows(start, stop)
+
+    def _cut(self, made: list[torch.Tensor], start: int) -> list[torch.Tensor]:
+        """What is held of tiles that were computed whole."""
+        return made if self.block is None else [self.block.cut(each, start).contiguous() for each in made]
+
     @kept_subnormals()
     def rows_into(self, out: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """All summands of rows `start:stop`, added up in fp64 and written to `out`."""
+        """All summands of rows `start:stop`, added up in fp64 and written to `out`; zeros where nothing is held."""
         if self._others and out.dtype != torch.float64:
             return out.copy_(self.rows(start, stop))
         ready = self._prepared or self._prepare()
         made = self._products(ready.factors, start, stop, torch.float64)
-        if not ready.is_stored and not made:
+        whole = ready.with_computed if made else ready.alone
+        if self.block is not None:
             out.zero_()
-        else:
-            whole = ready.with_computed if made else ready.alone
-            if not whole.write(out, start, stop, made):
-                out.copy_(whole.rows(start, stop, made, self.device))
+            if ready.is_stored or made:
+                held = whole.rows(*self._held(start, stop), self._cut(made, start), self.device)
+                self.block.place(held.to(out.dtype), out, start)
+        elif not ready.is_stored and not made:
+            out.zero_()
+        elif not whole.write(out, start, stop, made):
+            out.copy_(whole.rows(start, stop, made, self.device))
         self._add_others(out, start, stop)
         return out
 
@@ -180,9 +215,10 @@ class Sum:
         Without `out`, memory that none of the summands shares, it is to be used at once: the next call of this thread
         may write over it.
         """
-        size = self._size(start, stop)
+        size, (first, last) = self._size(start, stop), self._held(start, stop)
         if out is None:
-            out = buffer(Slot.OUTPUT, size, dtype, self.device)
+            held = size if self.block is None else (last - first, *self.block.shape[1:])
+            out = buffer(Slot.OUTPUT, held, dtype, self.device)
         ready, single = self._prepared or self._prepare(), self._fits_single(dtype)
         if self._others and not single:
             total = self.rows_into(buffer(Slot.ACCUMULATOR, size, torch.float64, self.device), start, stop)
@@ -196,10 +232,11 @@ class Sum:
             whole = ready.with_computed if made else ready.alone
         if not ready.is_stored and not made:
             return out.zero_()
-        if dtype != torch.float64 and whole.write(out, start, stop, made):
+        made = self._cut(made, start)
+        if dtype != torch.float64 and whole.write(out, first, last, made):
             return out
         # By torch; this also shows which parameter is not finite.
-        return round_once(whole.rows(start, stop, made, self.device), dtype, name, out)
+        return round_once(whole.rows(first, last, made, self.device), dtype, name, out)
 
     def _fits_single(self, dtype: torch.dtype) -> bool:
         """Whether fp32 is enough for what is computed.
@@ -229,7 +266,9 @@ class Sum:
         ((_, tensor),), ((weight, left, right),) = ready.folded, ready.factors
         if not isinstance(tensor, torch.Tensor):
             return False
-        return abs(weight) * left.shape[1] * _size(left) * _size(right) <= 0.75 * _size(tensor)
+        size = matrix_size(sampled_rows(tensor)) if self._target_size is None else self._target_size
+        reach = abs(weight) * left.shape[1] * matrix_size(sampled_rows(left)) * matrix_size(sampled_rows(right))
+        return reach <= 0.75 * size
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """The row ranges to evaluate."""
@@ -242,7 +281,10 @@ class Sum:
         memory = {each.untyped_storage().data_ptr() for each in tensors if isinstance(each, torch.Tensor)}
         direct = self.device == out.device and out.untyped_storage().data_ptr() not in memory
         for start, stop in self.tiles():
-            rows = out[start:stop] if self.shape else out
+            first, last = self._held(start, stop)
+            if self.block is not None and (first == last or not out.numel()) and self.shape:
+                continue
+            rows = out[first:last] if self.shape else out
             if direct:
                 self.rounded(start, stop, out.dtype, name, rows)
             else:
@@ -257,8 +299,17 @@ def _only_rounding() -> Formula:
 _rounding = _only_rounding()
 
 
-def _size(matrix: torch.Tensor) -> float:
-    """The root mean square of the elements, from at most 64 rows."""
-    rows = matrix[:: 1 + matrix.shape[0] // 64]
+def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """At most 64 rows, from which the size of a matrix is seen."""
+    return matrix[:: sampling_step(matrix.shape[0])]
+
+
+def sampling_step(rows: int) -> int:
+    """How far apart the sampled rows are."""
+    return 1 + rows // 64
+
+
+def matrix_size(rows: torch.Tensor) -> float:
+    """The root mean square of the elements."""
     norm: float = torch.linalg.vector_norm(rows, dtype=torch.float32).item()
     return norm / float(max(1, rows.numel()) ** 0.5)

@@ -312,12 +312,13 @@ class TaskVector(VectorPushing):
         """Put the vector on a live model, and get a handle to move λ and to undo it.
 
         `edit.set_scale(x)` moves to another λ, always from the untouched original; `edit.restore()` brings the model
-        back bit for bit; `edit.keep()` leaves it as it is. Models wrapped by DistributedDataParallel or
-        `torch.compile`, or compiled in place by `model.compile()`, are refused.
+        back bit for bit; `edit.keep()` leaves it as it is. Of a model that is sharded over processes (FSDP2, tensor
+        parallelism) each process changes its part; all of them make the edit and move λ together.
 
         Args:
             model (`torch.nn.Module`):
-                A plain, offloaded (`device_map`) or PEFT-wrapped model.
+                A plain, offloaded (`device_map`), PEFT-wrapped, sharded or compiled model, also in
+                DistributedDataParallel.
             scale (`float`, *optional*, defaults to 1.0):
                 λ.
             merge (`bool`, *optional*, defaults to `True`):

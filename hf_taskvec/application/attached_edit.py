@@ -22,6 +22,7 @@ from hf_taskvec.application.watched_forward import WatchedForward
 from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.models.layout import without_peft
 from hf_taskvec.models.live_model import LiveWeight, live_weights
+from hf_taskvec.models.sharded_weights import has_fsdp
 
 
 class AttachedEdit(Edit):
@@ -106,8 +107,10 @@ def attachable_layers(vector: TaskVector, model: torch.nn.Module) -> dict[torch.
     weights = live_weights(model)
     check_fits_live(vector, model, weights)
     layers: dict[torch.nn.Module, list[tuple[str, str]]] = {}
+    by_fsdp = has_fsdp(model)
     for name in vector:
         _check_attachable(name, vector[name].terms, weights[name])
+        _check_sharding(weights[name], by_fsdp)
         for layer, kind in weights[name].owners:
             layers.setdefault(layer, []).append((kind, name))
     return layers
@@ -122,6 +125,19 @@ def _attached(change: LayerChange) -> RemovableHandle | ReplacedForward:
 def _has_positions_first(model: torch.nn.Module) -> bool:
     config = getattr(without_peft(model), "config", None)
     return getattr(config, "model_type", None) == "xlnet"
+
+
+def _check_sharding(weight: LiveWeight, by_fsdp: bool) -> None:
+    """Refuse a layer whose outputs are parts, too; FSDP gathers a layer's weights before it is called."""
+    if not weight.is_sharded:
+        return
+    *outer, _ = weight.sharded.placements  # of FSDP alone: over one dimension of the mesh, and copies over others
+    by_fsdp = by_fsdp and all(each.is_replicate() for each in outer)
+    if not by_fsdp or any("forward" in vars(owner) for owner, _ in weight.owners):
+        raise UnsupportedError(
+            f"{weight.name} is sharded by tensor parallelism, where a process has a part of the layer's output, to "
+            f"which a change of the whole cannot be added. {instead(weight.name)}"
+        )
 
 
 def _check_attachable(name: str, terms: tuple[Term, ...], weight: LiveWeight) -> None:

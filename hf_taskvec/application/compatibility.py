@@ -10,7 +10,7 @@ from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, file_digests
 from hf_taskvec.models.layout import how_to_untie, layout_of_model
-from hf_taskvec.models.live_model import LiveWeight
+from hf_taskvec.models.live_model import LiveWeight, class_name
 
 
 def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False, may_grow: bool = False) -> None:
@@ -73,7 +73,7 @@ def check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: Mapping
             "copy, so an edit of the base would do nothing. Edit the plain model, or merge the adapter first."
         )
     shapes: dict[str, Source] = {name: weight.as_source() for name, weight in weights.items()}
-    check_fits(vector, Checkpoint(f"the live {type(model).__name__}", shapes, layout))
+    check_fits(vector, Checkpoint(f"the live {class_name(model)}", shapes, layout))
 
 
 def _check_names(vector: TaskVector, model: Checkpoint) -> None:

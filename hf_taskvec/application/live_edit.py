@@ -25,7 +25,7 @@ class Edit(ABC):
         vector (`TaskVector`):
             What is on the model.
         model (`torch.nn.Module`):
-            The model, as it was given.
+            The model, without DistributedDataParallel and `torch.compile` around it.
         scale (`float`):
             The present λ.
 

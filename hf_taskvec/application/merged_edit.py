@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hf_taskvec.algebra.blocks import PartOf
 from hf_taskvec.algebra.linear_expression import check_shape
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source
@@ -15,14 +16,18 @@ from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits_live
 from hf_taskvec.application.live_edit import Edit
-from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError
+from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.live_model import LiveWeight, live_weights
+from hf_taskvec.models.sharded_weights import failed_anywhere, meshes_of, reshard, size_of_whole
 from hf_taskvec.threads import workers
 
 
 class MergedEdit(Edit):
     """The vector merged into the weights. Holds one copy of the changed weights, or none if they can be re-read.
+
+    Of weights that are sharded over processes each process writes, and keeps, its own part. All of them make the edit,
+    and move λ, together.
 
     Args:
         vector (`TaskVector`):
@@ -41,6 +46,8 @@ class MergedEdit(Edit):
             name: weight.original() if stored is None else _same(stored, name, weight)
             for name, weight in self._weights.items()
         }
+        self._sizes: dict[str, float] = {}
+        self._meshes = meshes_of(weight.sharded for weight in self._weights.values() if weight.is_sharded)
         super().__init__(vector, model)
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +75,7 @@ class MergedEdit(Edit):
         for name in vector:
             if name not in self._weights:
                 raise MismatchError(f"the edit was not made for {name}. Make a new one with vector.edit(model).")
-            check_shape(name, self._originals[name].shape, vector.shape(name))
+            check_shape(name, self._weights[name].shape, vector.shape(name))
         before, self.vector = self.vector, vector
         try:
             self._set(self.scale)
@@ -78,6 +85,31 @@ class MergedEdit(Edit):
             raise
 
     def _set(self, scale: float) -> None:
+        if not self._meshes:
+            self._write(scale)
+            return
+        reshard(self.model)
+        self._find_sizes()
+        failure = None
+        try:
+            self._write(scale)
+        except Exception as error:
+            failure = error
+        elsewhere = failed_anywhere(self._meshes, failure is not None)
+        if failure is not None:
+            raise failure
+        if elsewhere:
+            raise BadValueError(f"another process could not write its part of the weights at λ = {scale:g}; see there.")
+
+    def _find_sizes(self) -> None:
+        """The size of matrices of which this process has a part, where `Sum` asks for it: see `Sum.target_size`."""
+        for name, weight in self._weights.items():
+            if name in self._sizes or name not in self.vector or weight.block is None:
+                continue
+            if weight.dtype == torch.bfloat16 and any(term.delta.factors for term in self.vector[name].terms):
+                self._sizes[name] = size_of_whole(weight.sharded, weight.block, self._originals[name].read())
+
+    def _write(self, scale: float) -> None:
         inference = torch.is_inference_mode_enabled()  # which other threads do not know
 
         def write(item: tuple[str, LiveWeight]) -> None:
@@ -99,12 +131,14 @@ class MergedEdit(Edit):
         target = (
             torch.empty(original.shape, dtype=original.dtype, device="cpu") if weight.is_offloaded else weight.value()
         )
-        whole = Sum(original.shape, self.vector[name].terms, original, scale, device=target.device)
+        terms, size = self.vector[name].terms, self._sizes.get(name)
+        whole = Sum(weight.shape, terms, original, scale, target.device, weight.block, size)
         whole.into(target, name)
         if weight.is_offloaded:
             weight.write(target)
 
     def _restore(self) -> None:
+        reshard(self.model)
         for name, weight in self._weights.items():
             weight.restore(self._originals[name])
 
@@ -143,9 +177,12 @@ def _check_writable(weight: LiveWeight) -> None:
 
 def _same(stored: Checkpoint, name: str, weight: LiveWeight) -> Source:
     """The stored original of a live weight, after making sure that it is just that."""
-    if name not in stored.tensors or not torch.equal(stored.tensors[name].read(), weight.value().detach().cpu()):
+    source: Source | None = stored.tensors.get(name)
+    if source is not None and weight.block is not None:
+        source = PartOf(source, weight.block)
+    if source is None or not torch.equal(source.read(), weight.value().detach().cpu()):
         raise ChangedSourceError(
             f"{name}: {stored.where} is not what the live model was loaded from. Leave out "
             "original=, and the edit keeps a copy in memory."
         )
-    return stored.tensors[name]
+    return source

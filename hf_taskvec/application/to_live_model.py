@@ -4,6 +4,7 @@ A merged edit (`merged_edit`) writes `original + λ·τ` into the weights. An at
 weights alone and adds its share to the layers' outputs.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from hf_taskvec.application.attached_edit import AttachedEdit, attachable_layers
 from hf_taskvec.application.live_edit import Edit
 from hf_taskvec.application.merged_edit import MergedEdit, mergeable_weights
 from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.models.sharded_weights import is_compiled, without_wrappers
 
 
 def edit(
@@ -25,7 +27,7 @@ def edit(
     original: str | Path | None = None,
 ) -> Edit:
     """See `TaskVector.edit`."""
-    _check_model(model)
+    model = _checked_model(model, merge)
     if not merge and original is not None:
         raise BadValueError("original= is for merged edits: an attached edit does not touch the weights.")
     new: Edit = MergedEdit(vector, model, original) if merge else AttachedEdit(vector, model)
@@ -52,25 +54,34 @@ def check_editable(vector: TaskVector, model: torch.nn.Module, merge: bool = Tru
         `MismatchError`: If the vector does not fit the model.
         `UnsupportedError`: If the model cannot be edited in this way.
     """
-    _check_model(model)
+    model = _checked_model(model, merge)
     if merge:
         mergeable_weights(vector, model)
     else:
         attachable_layers(vector, model)
 
 
-def _check_model(model: torch.nn.Module) -> None:
+def _checked_model(model: torch.nn.Module, merge: bool) -> torch.nn.Module:
+    """The model that is edited: the one inside DistributedDataParallel or `torch.compile`, which calls it."""
     if not isinstance(model, torch.nn.Module):
         raise BadValueError("edit() changes a live model. To write a checkpoint use apply(base, output=...).")
-    if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule"):
+    if is_compiled(model):
+        _check_compiled(merge)
+    return without_wrappers(model)
+
+
+def _check_compiled(merge: bool) -> None:
+    """Refuse what compiled code would not follow."""
+    if not merge:
         raise UnsupportedError(
-            f"the model is wrapped by {type(model).__name__}, on which edits are not tested. Edit the model inside "
-            "(model.module, or model._orig_mod of a compiled one)."
+            "the model is compiled, and its code would not see what is attached to its layers. Merge the vector "
+            "(merge=True), which compiled code follows, or attach it to a model that is not compiled."
         )
-    if any(module._compiled_call_impl is not None for module in model.modules()):
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and inductor.freezing:
         raise UnsupportedError(
-            "the model was compiled in place, with model.compile(), on which edits are not tested. Edit it before it "
-            "is compiled, or load it again."
+            "torch._inductor.config.freezing is set, so the compiled model has its weights in its code, and would not "
+            "follow an edit. Switch it off, or edit the model before it is compiled."
         )
 
 

@@ -1,7 +1,7 @@
 """The forward of a model with an attached edit, which must not miss a use of a changed weight."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from hf_taskvec.application.live_edit import Edit
 from hf_taskvec.application.replaced_forward import ReplacedForward
 from hf_taskvec.application.row_scales import RowScales
 from hf_taskvec.errors import UnsupportedError
+from hf_taskvec.models.sharded_weights import has_fsdp
 
 
 class WatchedForward(ReplacedForward):
@@ -61,7 +62,7 @@ class WatchedForward(ReplacedForward):
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
         before = self._times()
-        with _Watch(self._parameters()) as watch:
+        with _Watch(self._parameters, has_fsdp(self._model)) as watch:
             output = self.forward(*args, **kwargs)
         for name in watch.uses - (self._times() - before):
             raise UnsupportedError(
@@ -88,18 +89,28 @@ class WatchedForward(ReplacedForward):
 
 
 class _Watch(TorchFunctionMode):
-    """A block that counts the uses of some tensors."""
+    """A block that counts the uses of some tensors.
 
-    def __init__(self, tensors: Mapping[int, tuple[str, torch.Tensor]]) -> None:
+    Args:
+        find (`Callable`):
+            Gives them, by their ids.
+        anew (`bool`):
+            Whether to ask again at each operation: FSDP puts gathered weights in the place of its parts while a layer
+            is at work.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[int, tuple[str, torch.Tensor]]], anew: bool) -> None:
         super().__init__()
-        self._tensors = tensors
+        self._find, self._anew = find, anew
+        self._tensors = find()
         self.uses: Counter[str] = Counter()
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        tensors = self._find() if self._anew else self._tensors
         output = function(*args, **(kwargs or {}))
         for each in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if (found := self._tensors.get(id(each))) is not None and is_used(found[1], output, each):
+            if (found := tensors.get(id(each))) is not None and is_used(found[1], output, each):
                 self.uses[found[0]] += 1
         return output

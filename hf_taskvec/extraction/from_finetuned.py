@@ -20,6 +20,7 @@ from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.layout import Layout, is_peft_model
 from hf_taskvec.models.lineage import stated_origin
 from hf_taskvec.models.live_model import live_checkpoint
+from hf_taskvec.models.sharded_weights import without_wrappers
 from hf_taskvec.progress import progress_bar
 
 #: what to do when the embeddings of base and fine-tune differ in their number of rows
@@ -83,6 +84,7 @@ def open_model(
     """The weights of a Hub id, a folder or a live model, under canonical names; see `open_checkpoint`."""
     if isinstance(model, str | Path):
         return open_checkpoint(model, revision, token, companions)
+    model = without_wrappers(model)
     if is_peft_model(model):
         raise UnsupportedError(
             "the model is wrapped by PEFT. Use TaskVector.from_adapter(model) for its adapter, or "

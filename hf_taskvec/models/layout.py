@@ -29,6 +29,8 @@ _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)
 # What a config tells of its file and of how the weights are stored, which changes no name and no shape.
 _NOT_OF_THE_CLASS = {"_name_or_path", "quantization_config", "transformers_version"}
 _PEFT_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
+# Of layers that were compiled, or whose activations are computed twice, each by itself.
+_OTHER_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 _PEFT_OWN = re.compile(r"\.(lora_\w+|modules_to_save|trainable_tokens_\w+)(\.|$)")
 
 
@@ -211,7 +213,7 @@ def unwrapped(name: str) -> str | None:
     """
     if _PEFT_OWN.search(name):
         return None
-    return _PEFT_WRAPPERS.sub("", name.removeprefix("base_model.model."))
+    return _PEFT_WRAPPERS.sub("", _OTHER_WRAPPERS.sub("", name).removeprefix("base_model.model."))
 
 
 def how_to_untie(head: str) -> str:

@@ -6,35 +6,41 @@ A weight is whatever `save_pretrained` stores: a parameter, or a persistent buff
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from hf_taskvec.algebra.blocks import Block
 from hf_taskvec.algebra.sources import InMemory, Source
 from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
 from hf_taskvec.models.layout import layout_of_model, unwrapped, without_peft
+from hf_taskvec.models.model_classes import class_of_model
+from hf_taskvec.models.sharded_weights import Gathered, block_of, is_sharded, local_part, reshard, without_wrappers
 
 
 def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     """A live model's own tensors under canonical names: not copies, so for immediate use only.
 
-    Offloaded weights are brought to the CPU. Of a PEFT-wrapped model these are the base model's weights.
+    Offloaded weights are brought to the CPU. Of a PEFT-wrapped model these are the base model's weights. Those that are
+    sharded over processes are gathered when they are read, by all of the processes in one order.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    inner = without_peft(model)
-    kind = type(inner).__name__
+    inner = without_peft(without_wrappers(model))
+    kind = class_name(inner)
     what = f"live {kind}"
     layout = layout_of_model(inner)
     weights = _all_weights(inner)
-    state = {weight.name: weight.value().detach().cpu() for weight in weights}
+    held = {weight.name: weight.whole() for weight in weights}
     if layout.renamed or layout.restructured:
         # transformers remembers which conversions the model's own files needed; canonical names are those of all.
         plain = copy.copy(inner)
         plain._weight_conversions = None
-        state = revert_weight_conversion(plain, state)
-    stored: dict[str, Source] = {name: InMemory(tensor) for name, tensor in state.items()}
+        state = revert_weight_conversion(plain, {name: source.read() for name, source in held.items()})
+        held = {name: InMemory(tensor) for name, tensor in state.items()}
+    stored: dict[str, Source] = held
     placed = layout.place(stored, what, [kind])
     integers = [weight.name for weight in weights if weight.is_constant] if not layout.shapes else layout.constants
     tensors, constants = canonical_tensors(placed, stored, layout, what, [kind], integers)
@@ -67,6 +73,21 @@ class LiveWeight:
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return tuple(self._parameter.shape)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold parts of it."""
+        return is_sharded(self._parameter)
+
+    @property
+    def sharded(self) -> Any:
+        """The parameter as a `DTensor`."""
+        return self._parameter.data
+
+    @cached_property
+    def block(self) -> Block | None:
+        """Which part this process holds; `None` if that is the whole."""
+        return block_of(self.sharded, self.name) if self.is_sharded else None
 
     @property
     def is_constant(self) -> bool:
@@ -103,17 +124,21 @@ class LiveWeight:
             weights = next(each.weights_map for each in hooks if getattr(each, "weights_map", None) is not None)
             yield weights.dataset, weights.prefix + attribute
 
+    def whole(self) -> Source:
+        """The parameter as it is now, for immediate use; of a sharded one all parts, when it is read."""
+        return Gathered(self.sharded) if self.is_sharded else InMemory(self.value().detach().cpu())
+
     def value(self) -> torch.Tensor:
-        """The tensor itself, or what is stored of it elsewhere."""
+        """The tensor itself, or what is stored of it elsewhere; of a sharded one what this process holds."""
         if not self.is_offloaded:
-            return self._parameter.data
+            return local_part(self._parameter)
         dataset, key = next(self._offloads())
         return dataset[key]
 
     def write(self, value: torch.Tensor) -> None:
         """Put another value in the parameter's place; an offloaded one is held by the CPU from then on."""
         if not self.is_offloaded:
-            self._parameter.data.copy_(value)
+            local_part(self._parameter).copy_(value)
             return
         for dataset, key in self._offloads():
             _in_memory(dataset)[key] = value
@@ -174,16 +199,21 @@ def _in_memory(dataset: Any) -> dict[str, torch.Tensor]:
     return dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
 
 
+def class_name(model: torch.nn.Module) -> str:
+    """The name of a model's class, without what `fully_shard` makes of it."""
+    return (class_of_model(model) or type(model)).__name__
+
+
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     """Canonical name -> the live weight; tied ones once, those that are stored in another form not at all.
 
     Raises:
         `MismatchError`: If the config ties weights that the live model holds apart.
-        `UnsupportedError`: If a weight is sharded over processes.
+        `UnsupportedError`: If weights are sharded by FullyShardedDataParallel, FSDP's first version.
     """
-    inner = without_peft(model)
+    inner = without_peft(without_wrappers(model))
     layout = layout_of_model(inner)
-    kind = type(inner).__name__
+    kind = class_name(inner)
     found = {weight.name: weight for weight in _all_weights(inner) if not weight.is_constant}
     alike = [name for name in found if not {name, layout.prefix + name} & layout.restructured]
     weights = {canonical: found[name] for canonical, name in layout.place(alike, f"live {kind}", [kind]).items()}
@@ -202,22 +232,23 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
 def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
     """Everything that is stored of the model, named as without PEFT's wrappers; what PEFT added is left out."""
     weights = []
+    reshard(model)
     for path, module in model.named_modules():
-        for attribute, tensor in _own_tensors(module):
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedError(
+                "the model is sharded by FullyShardedDataParallel, which keeps its weights in flat pieces without "
+                "names. Shard it with torch.distributed.fsdp.fully_shard (fsdp_version: 2 in accelerate)."
+            )
+        for attribute in _own_tensors(module):
             name = unwrapped(f"{path}.{attribute}" if path else attribute)
             if name is None:
                 continue
-            if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
-                raise UnsupportedError(
-                    f"{name} is sharded over processes. Gather the weights first, e.g. with "
-                    "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)."
-                )
             shadowed = bool({"original_module", "token_adapter"} & set(path.split(".")))
             weights.append(LiveWeight(name, module, attribute, [(module, attribute)], shadowed))
     return weights
 
 
-def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters of a module itself, and its buffers but for those that are not stored."""
+def _own_tensors(module: torch.nn.Module) -> list[str]:
+    """The names of a module's own parameters, and of its buffers but for those that are not stored."""
     buffers = [(n, each) for n, each in module._buffers.items() if n not in module._non_persistent_buffers_set]
-    return [(name, each) for name, each in [*module._parameters.items(), *buffers] if each is not None]
+    return [name for name, each in [*module._parameters.items(), *buffers] if each is not None]

@@ -18,12 +18,6 @@ def test_models_that_do_not_fit_are_refused(models):
     with pytest.raises(BadValueError, match=r"use apply\(base"):
         vector.edit("a/folder")
     model = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
-    with pytest.raises(UnsupportedError, match="wrapped by OptimizedModule"):
-        vector.edit(torch.compile(model))
-    compiled = AutoModelForCausalLM.from_pretrained(models.pair("phi").base)
-    compiled.compile()
-    with pytest.raises(UnsupportedError, match=r"compiled in place.*load it again"):
-        vector.edit(compiled)
     before = state(model)
     with pytest.raises(BadValueError, match="scale of nan"):
         vector.edit(model, float("nan"))
@@ -54,7 +48,7 @@ def test_the_check_alone_refuses_what_an_edit_refuses_in_the_same_words(models):
     cases = [
         (vector, other, True),
         (vector, "a/folder", True),
-        (vector, torch.compile(model), True),
+        (vector, torch.compile(model), False),
         (vector.filter(include="*layers.0.*.q_proj.weight"), quantised, True),
         (vector.filter(include="*q_proj.weight"), model, False),
         (vector.filter(include="*norm*"), model, False),
