@@ -1,32 +1,45 @@
 """The laboratory's figures."""
 
+import math
 from typing import Any
 
-from laboratory import decay, gradients, linearity, transformer
+from laboratory import bounds, decay, figure3, gradients, lemmas, linearity, stationary, thresholds, transformer
 from matplotlib.figure import Figure
 
 from hf_taskvec.figures import COLOURS, look
 
 
 def transformer_figure(result: transformer.Result) -> Figure:
-    """Losses of both tasks over λ for each α, with the theorems' regions."""
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    grid = figure.subplots(1, len(result.curves), sharey=True)
-    for axes, (name, curve) in zip(grid, result.curves.items(), strict=True):
-        found = transformer.theorems(curve.alpha)
-        for region, colour, label in ((found.add, 2, "add: works"), (found.forget, 4, "forget: works")):
-            if region is not None and region.low is not None and region.high is not None:
-                width = max(region.high, region.low + 0.04)  # visible, however narrow
-                axes.axvspan(region.low, width, color=COLOURS[colour], alpha=0.22, linewidth=0, label=label)
-        axes.plot(curve.scales, curve.first, label="task 1 (kept)", markersize=4, **look(1))
-        axes.plot(curve.scales, curve.second, label="task 2 (added or forgotten)", markersize=4, **look(0))
-        axes.set_title(f"α = {curve.alpha:g}: {name}".replace("-", "−"), fontsize=10.5)
-        axes.set_xlabel("λ in θ₀ + τ₁ + λτ₂")
-        axes.grid(alpha=0.25)
-    grid[0].set_ylabel("hinge loss on new data")
-    handles, labels = grid[0].get_legend_handles_labels()
+    """Losses of both tasks over λ for each α, with the theorems' regions: at margin 1, and below at the larger one."""
+    figure = Figure(figsize=(13, 6.6), layout="constrained")
+    rows = figure.subplots(2, len(result.curves), sharey=True, sharex=True)
+    for grid, curves, setting in zip(rows, (result.curves, result.before), ("margin 1", "larger margin"), strict=True):
+        for axes, (name, curve) in zip(grid, curves.items(), strict=True):
+            found = transformer.theorems(curve.alpha)
+            for region, colour, label in ((found.add, 2, "add: works"), (found.forget, 4, "forget: works")):
+                if region is not None and region.low is not None and region.high is not None:
+                    width = max(region.high, region.low + 0.04)  # visible, however narrow
+                    axes.axvspan(region.low, width, color=COLOURS[colour], alpha=0.22, linewidth=0, label=label)
+            for number, (mean, label) in enumerate(
+                ((curve.second, "task 2 (added or forgotten)"), (curve.first, "task 1 (kept)"))
+            ):
+                draws = curve.losses[1 - number]
+                axes.plot(curve.scales, mean, label=label, markersize=3, **look(number))
+                axes.fill_between(
+                    curve.scales, draws.amin(0).tolist(), draws.amax(0).tolist(), color=COLOURS[number], alpha=0.25
+                )
+            expected = [transformer.promised(curve.alpha, scale) for scale in curve.scales]
+            axes.plot(curve.scales, expected, color="0.3", linewidth=1, label="1 − α − λ (task 2, in the proofs)")
+            axes.set(xlim=(-4.6, 2.4), ylim=(-0.1, 4))
+            axes.grid(alpha=0.25)
+            if curves is result.curves:
+                axes.set_title(f"α = {curve.alpha:g}: {name}".replace("-", "−"), fontsize=10.5)
+            else:
+                axes.set_xlabel("λ in θ₀ + τ₁ + λτ₂")
+        grid[0].set_ylabel(f"hinge loss, {setting}")
+    handles, labels = rows[0][0].get_legend_handles_labels()
     labels = [label.replace(": works", ": λ for which the theorem promises success") for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle("The one-layer transformer: Theorems 1 and 2 beside the measured losses", fontsize=12)
     return figure
 
@@ -42,8 +55,8 @@ def transfer_figure(result: transformer.Result) -> Figure:
     inside = [[float(result.transfer.holds((x, y))) for x in fine] for y in fine]
     axes.contour(fine, fine, inside, levels=[0.5], colors=COLOURS[0], linewidths=2.5)
     axes.plot([], [], color=COLOURS[0], linewidth=2.5, label="Theorem 3's region")
-    axes.contour(result.axis, result.axis, result.losses, levels=[transformer.SMALL], colors="white", linestyles="--")
-    axes.plot([], [], color="0.6", linestyle="--", label=f"measured loss {transformer.SMALL} (white)")
+    axes.contour(result.axis, result.axis, result.losses, levels=[thresholds.SMALL], colors="white", linestyles="--")
+    axes.plot([], [], color="0.6", linestyle="--", label=f"measured loss {thresholds.SMALL} (white)")
     axes.plot(
         *result.transfer.scales,
         "X",
@@ -102,24 +115,109 @@ def linearity_figure(result: linearity.Result) -> Figure:
 
 
 def decay_figure(result: decay.Result) -> Figure:
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    ranks, merging, bound = figure.subplots(1, 3, width_ratios=(1, 1.25, 1))
-    alive = [(d, value) for d, value in zip(decay.DECAYS, result.harmonic, strict=True) if value is not None]
-    ranks.plot(range(len(alive)), [value for _, value in alive], markersize=7, linewidth=2, **look(1))
-    ranks.set_xticks(range(len(alive)), [f"{d:g}" for d, _ in alive])
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    ranks, merging, bound = figure.subplots(1, 3, width_ratios=(1, 1.4, 1))
+    for number, (frequency, found) in enumerate(result.ranks.items()):
+        alive = [(n, value) for n, value in enumerate(found.harmonic) if value is not None]
+        ranks.plot(*zip(*alive, strict=True), markersize=7, linewidth=2, label=f"frequency {frequency}", **look(number))
+    ranks.set_xticks(range(len(decay.DECAYS)), [f"{d:g}" for d in decay.DECAYS], fontsize=9)
     ranks.set(xlabel="weight decay", ylabel="stable rank (harmonic mean)", title="rank and weight decay")
-    names = [name.replace(", ", ",\n").replace(" with other", "\nwith other") for name in result.merging]
-    for number, (own, merged) in enumerate(result.merging.values()):
-        merging.barh(number - 0.2, own, 0.38, color=COLOURS[1], label="alone" if not number else None)
-        merging.barh(number + 0.2, merged, 0.38, color=COLOURS[0], hatch="//", label="merged" if not number else None)
+    ranks.legend(frameon=False)
+    names = [name.replace(", ", ",\n").replace(" with other", "\nwith other") for name in decay.MERGES]
+    height = 0.8 / (len(decay.INITIAL) + 1)
+    for number, name in enumerate(decay.MERGES):
+        own = result.merging[decay.INITIAL[0], name][0]
+        merging.barh(number - 0.3, own, height, color="0.6", label="alone (×1)" if not number else None)
+        for place, scale in enumerate(decay.INITIAL, 1):
+            label = f"merged, initial weights ×{scale}" if not number else None
+            merged = min(result.merging[scale, name][1], 4.0)
+            merging.barh(number - 0.3 + height * place, merged, height, color=COLOURS[place - 1], label=label)
     merging.set_yticks(range(len(names)), names, fontsize=9)
     merging.invert_yaxis()
-    merging.set(xlabel="logistic loss", title="summing two networks")
-    merging.legend(frameon=False)
+    merging.set(xlabel="logistic loss (cut at 4)", title="summing two networks")
+    merging.legend(frameon=False, fontsize=9)
     bound.plot(result.steps, result.bound, color=COLOURS[0], linestyle="--", linewidth=2, label="bound of Lemma 5")
     bound.plot(result.steps, result.reached, color=COLOURS[1], linewidth=2, label="measured (largest)")
     bound.set(xlabel="step", ylabel="‖Wₜx′‖", title="inputs of the other task")
     bound.legend(frameon=False)
     for axes in (ranks, merging, bound):
         axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def stationary_figure(result: stationary.Result) -> Figure:
+    """Layers' norms at the end of training, and what summing two networks does over time."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    norms, gaps = figure.subplots(1, 2)
+    for number, (kind, found) in enumerate(result.stationary.items()):
+        relative = (found.norms / found.expected[:, None]).mean(dim=0).tolist()
+        norms.plot(range(1, len(relative) + 1), relative, label=kind, markersize=7, **look(number))
+    norms.set(xlabel="layer", ylabel="‖W‖² over Lemma 3's", title="norms of the layers", ylim=(0, None))
+    norms.xaxis.get_major_locator().set_params(integer=True)
+    norms.legend(frameon=False)
+    for number, (name, found) in enumerate(result.merged.items()):
+        gaps.semilogy(found.times, found.gap, color=COLOURS[number], linewidth=2, label=f"{name}: sum of weights")
+        gaps.semilogy(found.times, found.across, color=COLOURS[number], linestyle=":", linewidth=2)
+    gaps.plot([], [], color="0.4", linestyle=":", label="the other network's own output")
+    gaps.set(xlabel="time ηt", ylabel="relative to the outputs", title="orthogonal inputs", ylim=(1e-8, 10))
+    gaps.legend(frameon=False, fontsize=9)
+    for axes in (norms, gaps):
+        axes.grid(alpha=0.25)
+    return figure
+
+
+def bounds_figure(result: bounds.Result) -> Figure:
+    """What Theorem 2 of Zhou et al. (2025) bounds, over its bounds."""
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    factors = [each.factor for each in result.bounds]
+    lines = {
+        "gradient, as printed": [each.gradient / each.printed_gradient for each in result.bounds],
+        "gradient, with Π/s_ℓ": [each.gradient / each.corrected_gradient for each in result.bounds],
+        "Hessian, as printed": [each.hessian / each.printed_hessian for each in result.bounds],
+        "‖C‖, whole bound": [each.c / each.printed for each in result.bounds],
+        "‖C‖, measured maxima": [each.c / each.structural for each in result.bounds],
+    }
+    for number, (label, values) in enumerate(lines.items()):
+        axes.loglog(factors, values, label=label, markersize=6, **look(number))
+    axes.axhline(1, color="0.4", linewidth=1)
+    axes.set(xlabel="initial weights ×", ylabel="measured over bound", title="Theorem 2: above 1 a bound is wrong")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def lemmas_figure(result: lemmas.Result) -> Figure:
+    """Corollary 2 of Li et al. (2025): small rows over large ones, beside √(log B / B)."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for number, ((what, value), found) in enumerate(result.ratios.items()):
+        batches = lemmas.BATCHES[: len(found)]
+        axes.loglog(batches, found, label=f"{what} = {value:g}", markersize=6, **look(number))
+    axes.loglog(batches, [math.sqrt(math.log(b) / b) for b in batches], color="0.4", label="√(log B / B)")
+    axes.set(xlabel="batch size B", ylabel="norm of small rows over large ones", title="Corollary 2")
+    axes.grid(alpha=0.25, which="both")
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def figure3_figure(result: figure3.Result) -> Figure:
+    """Figure 3 of Kuzborskij and Abbasi Yadkori (2025): losses and stable ranks over steps."""
+    figure = Figure(figsize=(13, 3.9), layout="constrained")
+    *panels, ranks = figure.subplots(1, 4)
+    for axes, name in zip(panels, result.own, strict=True):
+        axes.loglog(result.steps, result.own[name], label="alone", **(look(1) | {"marker": ""}))
+        axes.loglog(result.steps, result.merged[name], label="merged", **(look(0) | {"marker": ""}))
+        axes.set(xlabel="step", title=name.replace(", ", ",\n"))
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("logistic loss")
+    panels[0].legend(frameon=False)
+    for number, (name, found) in enumerate(result.ranks.items()):
+        for layer, values in enumerate(zip(*found, strict=True), 1):
+            style = look(number) | {"marker": "", "linestyle": "-" if layer == 1 else ":"}
+            ranks.semilogx(result.steps, values, label=f"{name}, layer {layer}", **style)
+    ranks.set(xlabel="step", title="stable rank")
+    ranks.legend(frameon=False, fontsize=9)
+    ranks.grid(alpha=0.25)
     return figure

@@ -8,6 +8,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from laboratory import thresholds as t
 from laboratory.claims import Claim
 from tqdm.auto import tqdm
 from transformers import PhiConfig, PhiForCausalLM
@@ -84,6 +85,7 @@ def run(quick: bool) -> Result:
         Claim(
             PAPER,
             "features interpolate, after a common pretraining (α = 0.5)",
+            "figures 2, 3",
             "in every layer 1 − cosine ≪ its baseline (here: a quarter), coefficient near 1 (±0.1)",
             _described(common, kind),
             _is_linear(common, kind),
@@ -91,6 +93,7 @@ def run(quick: bool) -> Result:
         Claim(
             PAPER,
             "they do not without it (two models trained from scratch)",
+            "figure 11",
             "not so in every layer",
             _described(apart, kind),
             not _is_linear(apart, kind),
@@ -101,6 +104,7 @@ def run(quick: bool) -> Result:
             Claim(
                 PAPER,
                 f"{kind}, λ = 0.4, after a common pretraining",
+                "eq. (2), figures 7, 8" if kind == "addition" else "eq. (3), figures 7, 8",
                 "in every layer 1 − cosine ≪ its baseline (here: a quarter), coefficient near 1 (±0.1)",
                 _described(common, kind),
                 _is_linear(common, kind),
@@ -111,8 +115,8 @@ def run(quick: bool) -> Result:
 
 def _is_linear(linearity: Linearity, kind: str) -> bool:
     found = linearity[kind]
-    near = (1 - found.cosine).median(dim=1).values <= 0.25 * (1 - found.baseline).median(dim=1).values
-    flat = (found.coefficient.median(dim=1).values - 1).abs() <= 0.1
+    near = (1 - found.cosine).median(dim=1).values <= t.QUARTER * (1 - found.baseline).median(dim=1).values
+    flat = (found.coefficient.median(dim=1).values - 1).abs() <= t.NEAR_ONE
     return bool((near & flat).all())
 
 
