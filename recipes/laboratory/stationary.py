@@ -285,7 +285,8 @@ def claims(stationary: dict[str, Stationary], merged: dict[str, Merged], decay: 
             PAPER,
             "e^(−λKt) in the bound of Theorems 1 and 3",
             "appendix B.3",
-            f"λK = {decay * DEPTH:g}; the proof has e^(−at + b√t) ≤ e^(b²/2a) e^(−at/2), so e^(−λKt/2)",
+            f"λK = {decay * DEPTH:g}, where the proof has e^(−λKt/2); but a(t) of eq. (5) tends to −λ = −{decay:g} at "
+            "a stationary point that is not 0, and ∫a of Lemma 6 grows with t: e^(−λt)",
             f"rate at the end {linear.rate:.4f}",
             False,
             erratum=True,
