@@ -152,6 +152,11 @@ def audit(
     budget = relearning or Relearning(seed=seed)
     lora_rate = 10 * budget.learning_rate if lora_learning_rate is None else lora_learning_rate
     asked = protocols.get(protocol)
+    if not asked.quotes:
+        raise BadValueError(
+            f"protocol {asked.name!r} joins NLTK's tokens, so its passages do not stand in the book, where attacks "
+            "look for them. Audit with another one, such as ssu-v1 or taskvec-v1."
+        )
     asked = replace(asked, samples=passages if asked.samples is None else min(asked.samples, passages))
     judging = Judging(criteria.in_units(asked.score_factor), Draws(resamples, level, seed=seed))
     if output is not None:

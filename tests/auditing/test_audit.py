@@ -153,6 +153,8 @@ def test_bad_input_is_told_before_any_work(audited, more, error, message):
     namesakes = [audited.books[0], replace(audited.books[2], name=audited.books[0].name)]
     with pytest.raises(BadValueError, match="two books are called 'lost'"):  # their passages would have the same ids
         audit(audited.untouched, audited.twin, namesakes, ASKED, reference=audited.reference)
+    with pytest.raises(BadValueError, match="'ssu-v1-authors' joins NLTK's tokens"):
+        audit(audited.untouched, audited.twin, audited.books, "ssu-v1-authors", reference=audited.reference)
 
 
 def test_a_damaged_report_is_an_error_of_ours(audited, tmp_path):

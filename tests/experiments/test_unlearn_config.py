@@ -253,5 +253,7 @@ def test_an_audit_needs_a_model_that_never_saw_the_book() -> None:
     with pytest.raises(TaskVectorError, match=r"--audit needs a model that never saw the book: --reference-model"):
         config("--audit", "true", "--retrain", "false")
     assert config("--audit", "true", "--retrain", "false", "--reference-model", "never").audit
+    with pytest.raises(TaskVectorError, match="'ssu-v1-authors' joins NLTK's tokens"):
+        config("--config", "phi-1_5-ssu", *BOOKS, "--audit", "true")
     with pytest.raises(TaskVectorError, match=r"audit.passages"):
         config("--audit", "true", "--audit-passages", "0")

@@ -167,6 +167,11 @@ class Protocol:
             )
 
     @property
+    def quotes(self) -> bool:
+        """Whether passages stand in the book as they are, letter for letter but for their case."""
+        return self.word_tokens == "white_space"
+
+    @property
     def hash(self) -> str:
         """sha256 over all fields: two results are comparable only if it is the same."""
         return _digest(asdict(self))

@@ -152,6 +152,11 @@ class UnlearnConfig(ExperimentConfig):
             raise BadValueError(f"{flags} both give the task vector. Choose one.")
         if self.audit and not (self.retrain or self.reference_model):
             raise BadValueError("--audit needs a model that never saw the book: --reference-model, or --retrain true.")
+        if self.audit and not self.asking.quotes:
+            raise BadValueError(
+                f"--audit: protocol {self.protocol!r} joins NLTK's tokens, so its passages do not stand in the book. "
+                "Use --protocol ssu-v1 or taskvec-v1."
+            )
         for name in ("audit_passages", "audit_samples"):
             if getattr(self, name) < 1:
                 raise BadValueError(f"{name}={getattr(self, name)} must be at least 1.")
