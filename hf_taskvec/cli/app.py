@@ -22,6 +22,7 @@ from hf_taskvec.cli.compress import compress_command
 from hf_taskvec.cli.evaluate import evaluate_command
 from hf_taskvec.cli.extract import extract_command
 from hf_taskvec.cli.forget import forget_command
+from hf_taskvec.cli.lm_eval import lm_eval_command
 from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
@@ -57,12 +58,16 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "forget": forget_command,
         "audit": audit_command,
         "survival": survival_command,
+        "lm-eval": lm_eval_command,
     },
     "Sharing": {
         "card": card_command,
         "push": push_command,
     },
 }
+
+# All options of another tool's command line are its own, but for our help.
+_SETTINGS = {"lm-eval": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
 app = typer.Typer(
     name="taskvec",
@@ -89,7 +94,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 for _heading, _named in _COMMANDS.items():
     for _name, _command in _named.items():
-        app.command(_name, rich_help_panel=_heading)(_interruptible(_command))
+        app.command(_name, rich_help_panel=_heading, context_settings=_SETTINGS.get(_name))(_interruptible(_command))
 
 
 def _version(asked: bool) -> None:
