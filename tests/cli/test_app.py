@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import COMMANDS, Run
+from support.command_line import COMMANDS, OF_OTHERS, Run
 from support.edited_model import Edited
 from support.tiny_models import TinyModels
 
@@ -16,7 +16,7 @@ from hf_taskvec import TaskVector
 from hf_taskvec.cli import main
 from hf_taskvec.cli.app import app
 
-FILES = {command: "evaluate" if command == "eval" else command for command in COMMANDS}
+FILES = {each: "evaluate" if each == "eval" else each.replace("-", "_") for each in [*COMMANDS, *OF_OTHERS]}
 
 
 def test_every_command_has_a_file_and_every_file_of_a_command_is_registered() -> None:
@@ -25,12 +25,14 @@ def test_every_command_has_a_file_and_every_file_of_a_command_is_registered() ->
         assert command.callback.__name__ == f"{FILES[command.name]}_command"
     folder = Path(hf_taskvec.cli.__file__).parent
     with_commands = {
-        path.stem for path in folder.glob("*.py") if re.search(r"^def \w+_command\(\n", path.read_text(), re.M)
+        path.stem
+        for path in folder.glob("*.py")
+        if re.search(r"^def \w+_command\((?:\n|context)", path.read_text(), re.M)
     }
-    assert with_commands == set(FILES.values()) and len(app.registered_commands) == len(COMMANDS)
+    assert with_commands == set(FILES.values()) and len(app.registered_commands) == len(FILES)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in FILES)], ids=" ".join)
 def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     """Neither the help nor the refusal of a wrong command waits for torch."""
     code = (
@@ -76,7 +78,7 @@ def test_folders_that_were_seen_before_need_torch_alone(models: TinyModels, tmp_
 def test_all_commands_are_there(taskvec: Run) -> None:
     answer = taskvec("--help")
     assert answer.code == 0
-    assert all(re.search(rf"│ {command} ", answer.out) for command in COMMANDS)
+    assert all(re.search(rf"│ {command} ", answer.out) for command in FILES)
     assert "Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted" in answer.out
     assert len(answer.out.splitlines()) <= 40
 

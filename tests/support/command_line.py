@@ -8,6 +8,8 @@ COMMANDS = [
     *("apply", "adapter", "eval", "sweep", "choose", "forget", "audit", "survival"),
     *("card", "push"),
 ]
+#: the command lines of other tools, whose options and errors are their own
+OF_OTHERS = ["lm-eval"]
 SECRET = "hf_" + "SeCrEt" * 6
 
 
