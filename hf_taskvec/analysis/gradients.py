@@ -190,7 +190,7 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             "another form than the live model has, so their gradient has no name in a task vector."
         )
     weights = live_weights(model)
-    parameters = {name: weight.module._parameters.get(weight.attribute) for name, weight in weights.items()}
+    parameters = {name: weight.parameter for name, weight in weights.items()}
     found = {name: p for name, p in parameters.items() if p is not None and p.requires_grad}
     if not found:
         raise BadValueError("no parameter of the model requires a gradient. Call model.requires_grad_(True) first.")

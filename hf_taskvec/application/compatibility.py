@@ -11,6 +11,7 @@ from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedErro
 from hf_taskvec.models.checkpoint import Checkpoint, file_digests
 from hf_taskvec.models.layout import how_to_untie, layout_of_model
 from hf_taskvec.models.live_model import LiveWeight, class_name
+from hf_taskvec.models.tensor_files import file_of
 
 
 def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False, may_grow: bool = False) -> None:
@@ -59,12 +60,12 @@ def check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: Mapping
 
     """
     layout = layout_of_model(model)
-    restructured = [name for name in vector if name in layout.restructured_stored]
+    restructured = [name for name in vector if name in layout.restructured_stored and name not in weights]
     if restructured:
         raise UnsupportedError(
-            f"{some(restructured)}: transformers splits or joins these stored tensors when it loads them, so the live "
-            f"{layout.architecture} has no such parameters, and they cannot be edited in place. Use vector.apply(base, "
-            "output=...) and load the result."
+            f"{some(restructured)}: the live {layout.architecture} has no such parameters, and no parts that are them: "
+            "transformers puts the elements of these stored tensors in another order when it loads them, or processes "
+            "hold shards of them. Use vector.apply(base, output=...) and load the result."
         )
     shadowed = [name for name in vector if name in weights and weights[name].is_shadowed]
     if shadowed:
@@ -169,7 +170,8 @@ def _is_same(base: ModelRecord, model: Checkpoint) -> bool | None:
         return same_bytes(base.weights, model.tensors)
     if base.sha256 is not None:
         return base.sha256 == model.full_digest
-    files = {source.file.path.name: source.file.path for source in model.stored.values()}
+    paths = {file_of(source).path for source in model.stored.values()}
+    files = {path.name: path for path in paths}
     if dict(base.files).keys() == files.keys():  # as the Hub told them: of whole files, so equal only as they are
         return True if base.files == file_digests(files) else None
     return None

@@ -128,13 +128,12 @@ class MergedEdit(Edit):
         if scale == 0.0 or name not in self.vector:
             weight.restore(original)
             return
-        target = (
-            torch.empty(original.shape, dtype=original.dtype, device="cpu") if weight.is_offloaded else weight.value()
-        )
+        direct = weight.is_in_place
+        target = weight.value() if direct else torch.empty(original.shape, dtype=original.dtype, device="cpu")
         terms, size = self.vector[name].terms, self._sizes.get(name)
         whole = Sum(weight.shape, terms, original, scale, target.device, weight.block, size)
         whole.into(target, name)
-        if weight.is_offloaded:
+        if not direct:
             weight.write(target)
 
     def _restore(self) -> None:

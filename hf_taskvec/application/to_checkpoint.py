@@ -33,6 +33,7 @@ from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS, companions
+from hf_taskvec.models.tensor_files import file_of
 from hf_taskvec.models.vocabulary_size import grown_config
 from hf_taskvec.sizes import file_size, parse_size
 
@@ -137,9 +138,9 @@ def _plan(
         to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
         tensors[raw] = OutputTensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
     by_file: dict[str, dict[str, OutputTensor]] = {}
-    if max_shard_size is None and all(s.file.path.suffix == ".safetensors" for s in stored.values()):
+    if max_shard_size is None and all(file_of(s).path.suffix == ".safetensors" for s in stored.values()):
         for raw, source in stored.items():
-            by_file.setdefault(source.file.path.name, {})[raw] = tensors[raw]
+            by_file.setdefault(file_of(source).path.name, {})[raw] = tensors[raw]
         return by_file
     most = parse_size("5GB" if max_shard_size is None else max_shard_size)
     layout = shard({raw: each.spec for raw, each in tensors.items()}, most, "model")

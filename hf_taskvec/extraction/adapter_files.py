@@ -40,7 +40,8 @@ _UNDERSTOOD = {
     *("eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
     *("layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config"),
     *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
-    *("revision", "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora"),
+    *("revision", "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices"),
+    "use_dora",
     *("use_rslora", "velora_config"),
 }
 # What PEFT itself cannot merge, or merges into another function; the rest that is refused, it merges.

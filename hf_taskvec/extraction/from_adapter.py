@@ -15,6 +15,7 @@ from hf_taskvec.algebra.parameter_names import perhaps_conv1d
 from hf_taskvec.algebra.provenance import ModelRecord, Origin, Provenance
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, Transposed, sampled_fingerprint
+from hf_taskvec.algebra.stacked_low_rank import StackedLowRank
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import (
@@ -36,7 +37,9 @@ from hf_taskvec.extraction.adapter_files import (
     named_base,
     stored_adapter,
 )
+from hf_taskvec.extraction.fused_experts import changed_tensors, wrapped_parameters
 from hf_taskvec.filenames import ADAPTER_CONFIG
+from hf_taskvec.models.checkpoint import in_stored_form
 from hf_taskvec.models.layout import Layout, how_to_untie, is_peft_model
 
 if TYPE_CHECKING:
@@ -74,7 +77,8 @@ def from_adapter(
     record = origin_base.record() or named
     if base is None and record is not None and named is not None:  # a live model's weights have no address
         record = replace(record, address=record.address or named.address)
-    rank = sorted({t.delta.rank for each in terms.values() for t in each if t.delta.factors is not None})
+    changes = [term.delta for each in terms.values() for term in each]
+    rank = sorted({each.rank for each in changes if each.factors is not None or isinstance(each, StackedLowRank)})
     how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
     tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(found.tensors))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))
@@ -85,10 +89,11 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
     modules: dict[str, dict[str, Source]] = {}
     terms: dict[str, list[Term]] = {}
     trained_biases = adapter.config.get("bias", "none") != "none"
+    parameters = _target_parameters(adapter, base)
     for path, source in _trained(adapter).items():
         module, mark, part = path.partition(".lora_")
         if mark:
-            if module.removesuffix(".base_layer").endswith(".experts"):
+            if module not in parameters and module.endswith((".experts", ".base_layer")):
                 raise _fused_experts(adapter, path)
             modules.setdefault(module, {})["lora_" + part.removesuffix(".weight")] = source
         elif path.endswith(".trainable_tokens_delta"):
@@ -107,15 +112,17 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
         elif path.endswith(".base_layer.weight") or (path.endswith(".base_layer.bias") and not trained_biases):
             continue  # PEFT stores the untouched base beside LoRA on an embedding or head
         else:
-            if path in base.layout.restructured:
-                raise _restructured(adapter.name, [path])
-            module, _, kind = path.replace(".base_layer.", ".").rpartition(".")
-            name = _canonical(module, kind, base.layout)
+            kind = path.rpartition(".")[2]
             what = f"{adapter.name} ({'trained biases' if kind == 'bias' and trained_biases else 'modules_to_save'})"
-            if name in terms:
-                raise CorruptFileError(f"{adapter.name} stores {name} twice. Save it again with PEFT.")
-            terms[name] = [Term(1.0, _saved(name, base.tensor(name, what), source, base.layout))]
+            for name, tuned in _stored(adapter, path.replace(".base_layer.", "."), source, base.layout).items():
+                if name in terms:
+                    raise CorruptFileError(f"{adapter.name} stores {name} twice. Save it again with PEFT.")
+                terms[name] = [Term(1.0, _saved(name, base.tensor(name, what), tuned, base.layout))]
     for module, parts in modules.items():
+        if module in parameters:
+            for name, term in _parameter(adapter, base, module, parameters[module], parts):
+                terms.setdefault(name, []).append(term)
+            continue
         for kind, term in _layer(adapter, base, module, parts):
             name = _canonical(module, kind, base.layout)
             if kind == "weight" and name in terms:
@@ -188,15 +195,42 @@ def _same(one: list[Term], other: list[Term]) -> bool:
 
 def _fused_experts(adapter: Adapter, path: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{adapter.name}: {path} changes fused experts, which are stored one tensor per expert. Merge the adapter into "
-        "its base and use from_finetuned()."
+        f"{adapter.name}: {path} changes a parameter that target_parameters in {ADAPTER_CONFIG} does not name. Merge "
+        "the adapter into its base and use from_finetuned()."
     )
+
+
+def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, str]:
+    """Path of PEFT's wrapper -> the parameter that it changes, of those that are no layer's weight."""
+    if not adapter.config.get("target_parameters"):
+        return {}
+    if not base.layout.shapes:
+        raise MissingFileError(
+            f"{adapter.name}: which parameters target_parameters names takes the base's config to tell, and "
+            f"{base.why_not}. Pass base=."
+        )
+    return wrapped_parameters(adapter.config, base.layout)
+
+
+def _parameter(
+    adapter: Adapter, base: AdapterBase, module: str, name: str, parts: dict[str, Source]
+) -> list[tuple[str, Term]]:
+    """The changes of all that is stored of a parameter that is no layer's weight."""
+    if parts.keys() != {"lora_A", "lora_B"}:
+        raise CorruptFileError(
+            f"{adapter.name}: {name} needs the two factors of a LoRA, and has {some(sorted(parts))}."
+        )
+    down, up = parts["lora_A"], parts["lora_B"]
+    shape = base.layout.bare[name]
+    rank = down.shape[0] // (shape[0] if len(shape) == 3 else 1) if down.shape else 0
+    scaling = _scaling(adapter, module, rank, name)
+    return [(each, Term(1.0, delta)) for each, delta in changed_tensors(name, down, up, scaling, base.layout).items()]
 
 
 def _restructured(adapter: str, names: list[str]) -> UnsupportedError:
     return UnsupportedError(
-        f"{adapter} changes {some(names)}, which transformers stores in another form than the live model has (fused "
-        "experts, or projections in one piece). Merge the adapter into its base and use from_finetuned()."
+        f"{adapter} changes {some(names)}, which transformers stores in another form than the live model has (parts of "
+        "projections in one piece, for example). Merge the adapter into its base and use from_finetuned()."
     )
 
 
@@ -206,6 +240,16 @@ def _check_plain_lookup(adapter: Adapter, name: str, layout: Layout) -> None:
             f"{adapter.name} changes {name}, which {layout.architecture} looks up with an offset that PEFT does not "
             "know: it trains other rows than it merges. Train the adapter without that layer."
         )
+
+
+def _stored(adapter: Adapter, path: str, source: Source, layout: Layout) -> dict[str, Source]:
+    """What the adapter stores whole, under canonical names: fused experts as those that the base stores."""
+    if path not in layout.restructured:
+        return {layout.canonical(path): source}
+    found = in_stored_form({path: source}, layout, adapter.name)
+    if path in found:
+        raise _restructured(adapter.name, [path])
+    return found
 
 
 def _saved(name: str, base: Source, tuned: Source, layout: Layout) -> Delta:
@@ -285,23 +329,27 @@ def _is_conv1d(adapter: Adapter, base: AdapterBase, name: str) -> bool:
     return stated
 
 
-def _scaling(adapter: Adapter, module: str, rank: int) -> float:
-    """What the product of a layer's factors is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
+def _scaling(adapter: Adapter, module: str, rank: int, target: str | None = None) -> float:
+    """What the product of a layer's factors is multiplied by: alpha / rank, or alpha / sqrt(rank) (rsLoRA).
+
+    `target` is what patterns are compared with, if that is not the module.
+    """
     if adapter.scalings is not None:
         return adapter.scalings[module]
 
     def stated(patterns: Mapping[str, Any] | None, default: Any) -> Any:
         """The first value whose pattern is the end of the module's path, as in PEFT's `get_pattern_key`."""
         given = patterns or {}
-        fitting = (value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", module))
-        return next(fitting, given.get(module, default))
+        named = target or module
+        fitting = (value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", named))
+        return next(fitting, given.get(named, default))
 
     alpha = stated(adapter.config.get("alpha_pattern"), adapter.config.get("lora_alpha", 8))
     expected = stated(adapter.config.get("rank_pattern"), adapter.config.get("r", 8))
     if expected != rank:
         raise CorruptFileError(
-            f"{adapter.name}: the factors of {module} have rank {rank}, and {ADAPTER_CONFIG} says {expected}. They do "
-            "not belong together."
+            f"{adapter.name}: the factors of {target or module} have rank {rank}, and {ADAPTER_CONFIG} says "
+            f"{expected}. They do not belong together."
         )
     return alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hf_taskvec.algebra.stacked_low_rank  # noqa: F401 (a kind of change that a file may hold)
 from hf_taskvec.algebra.deltas import read_delta
 from hf_taskvec.algebra.provenance import Provenance
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype

@@ -15,7 +15,8 @@ import torch
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
-from hf_taskvec.errors import MismatchError, UnsupportedError
+from hf_taskvec.algebra.views import Joined, Strided
+from hf_taskvec.errors import MismatchError, UnsupportedError, some
 from hf_taskvec.filenames import CONFIG, MODEL_WEIGHTS
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
@@ -46,8 +47,9 @@ class Checkpoint:
     files: tuple[tuple[str, str], ...] = ()
     #: the integer buffers among the weights, which no vector changes
     constants: Mapping[str, Source] = field(default_factory=dict)
-    #: every tensor of the files under its name there, in their order; whatever transformers leaves out as well
-    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
+    #: every tensor of the files under its name there, in their order; whatever transformers leaves out as well. What
+    #: the files hold in the form of a live model is here in the form in which it is stored, after all others
+    stored: Mapping[str, Source] = field(default_factory=dict)
     #: name in the files -> canonical name (or tied alias), of everything that a vector can change
     canonical_of: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,12 +118,13 @@ def open_checkpoint(
             if kind in kinds:
                 raise MismatchError(f"{name} is {what}.")
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    stored = open_files(folder, MODEL_WEIGHTS, Location(name, commit) if commit else None)
+    in_files = open_files(folder, MODEL_WEIGHTS, Location(name, commit) if commit else None)
     if config.get("quantization_config"):  # its scales and the like have names that no architecture knows
-        for raw, source in stored.items():
+        for raw, source in in_files.items():
             if source.dtype not in FLOATS:
                 raise _quantised(name, raw, source)
-    layout = layout_of_config(config, {raw: source.shape for raw, source in stored.items()})
+    layout = layout_of_config(config, {raw: source.shape for raw, source in in_files.items()})
+    stored = in_stored_form(in_files, layout, name)
     classes = named_classes(config)
     placed = layout.place(stored, name, classes)
     tensors, constants = canonical_tensors(placed, stored, layout, name, classes, layout.constants)
@@ -132,11 +135,55 @@ def open_checkpoint(
         config=config,
         folder=folder,
         revision=commit,
-        files=_hub_digests(folder, stored),
+        files=_hub_digests(folder, in_files),
         constants=constants,
         stored=stored,
         canonical_of={raw: canonical for canonical, raw in placed.items() if canonical not in constants},
     )
+
+
+def in_stored_form(found: Mapping[str, Source], layout: Layout, where: str) -> dict[str, Source]:
+    """Tensors, those that have the form of a live model's parameters as transformers itself stores them.
+
+    Args:
+        found (`Mapping[str, Source]`):
+            Some or all of a model's tensors, by the names that they have in files or in the live model.
+        layout (`Layout`):
+            That of the model.
+        where (`str`):
+            What the model is called in a message.
+
+    Returns:
+        `dict[str, Source]`: The same, and in the place of fused parameters what they are stored as, after all others.
+        What cannot be told by parts is as it was.
+
+    Raises:
+        `MismatchError`: If one has another shape than in the live model, or is there in both forms.
+    """
+    live = {form: name for name in found if (form := layout.live_form(name)) is not None}
+    made: dict[str, Source] = {}
+    used: set[str] = set()
+    for name, parts in layout.parts.items():
+        if any(part.live not in live for part in parts):
+            continue
+        views = []
+        for part in parts:
+            source, expected = found[live[part.live]], layout.restructured[part.live]
+            if source.shape != expected:
+                raise MismatchError(
+                    f"{where}: {live[part.live]} has shape {list(source.shape)}, and a live {layout.architecture} has "
+                    f"{list(expected)}. Save the model again with save_pretrained()."
+                )
+            views.append(Strided(source, part.shape, part.stride, part.offset))
+        made[name] = views[0] if len(views) == 1 else Joined(tuple(views), parts[0].dim)
+        used |= {live[part.live] for part in parts}
+    rest = {layout.canonical(name) if made else name: each for name, each in found.items() if name not in used}
+    if twice := sorted(made.keys() & rest.keys()):
+        raise MismatchError(
+            f"{where} holds {some(twice)} twice, once as transformers stores it and once in the form of a live "
+            f"{layout.architecture}. Save the model again with save_pretrained()."
+        )
+    return {**rest, **made}
 
 
 def canonical_tensors(

@@ -23,6 +23,7 @@ from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.models import layout_cache
 from hf_taskvec.models.meta_models import build_meta_model, most_parameters
 from hf_taskvec.models.model_classes import causal_class, class_of_model, known_class, own_class
+from hf_taskvec.models.restructured import Part, stored_parts
 
 # Causal masks and rotary tables that older checkpoints carry as if they were weights.
 _BUFFERS = re.compile(r"(\.attn\.(attention\.)?|\.attention\.)(bias|masked_bias)$|rotary_emb\.\w*inv_freq$")
@@ -64,11 +65,18 @@ class Layout:
     vocabulary: frozenset[str] = frozenset()
     #: name in the live model -> canonical name, where they differ one to one
     renamed: Mapping[str, str] = field(default_factory=dict)
-    #: names of live parameters that transformers makes of other stored tensors when it loads them: fused experts, or
-    #: projections that are stored in one piece
-    restructured: frozenset[str] = frozenset()
+    #: name -> shape of live parameters that transformers makes of other stored tensors when it loads them: fused
+    #: experts, or projections that are stored in one piece
+    restructured: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     #: those stored tensors
     restructured_stored: frozenset[str] = frozenset()
+    #: those of them that consist of parts of live parameters -> these
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    #: name in the live model -> shape, of parameters that are no layer's weight or bias, and that LoRA can change as
+    #: they are: fused experts above all. Those of one module are in the order in which it has them
+    bare: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: those of them whose last dimension is that of the outputs
+    bare_transposed: frozenset[str] = frozenset()
     #: patterns of names in files that transformers knows and leaves out when it loads them
     ignored: tuple[str, ...] = ()
     #: what the body's parameters start with in the live model, e.g. `transformer.`
@@ -83,8 +91,12 @@ class Layout:
     def from_json(cls, values: Mapping[str, Any]) -> "Layout":
         """A layout from what `to_json` gave, after JSON made lists of its tuples."""
         blank, found = cls(), dict(values)
-        for name in ("shapes", "constants"):
+        for name in ("shapes", "constants", "restructured", "bare"):
             found[name] = {parameter: tuple(shape) for parameter, shape in values[name].items()}
+        found["parts"] = {
+            parameter: tuple(Part(live, tuple(shape), tuple(stride), *rest) for live, shape, stride, *rest in each)
+            for parameter, each in values["parts"].items()
+        }
         for kind in (frozenset, tuple):
             found |= {name: kind(value) for name, value in values.items() if isinstance(getattr(blank, name), kind)}
         return cls(**found)
@@ -96,6 +108,10 @@ class Layout:
     def live(self, name: str) -> str:
         """The live parameter's name of a canonical name."""
         return {disk: live for live, disk in self.renamed.items()}.get(name, name)
+
+    def live_form(self, name: str) -> str | None:
+        """The live name of a parameter that is stored in another form, with the body's prefix or without it."""
+        return next((each for each in (name, self.prefix + name) if each in self.restructured), None)
 
     def is_vocabulary(self, name: str) -> bool:
         """Whether a parameter has one row for each token; by its name alone, if the architecture is not known."""
@@ -147,9 +163,9 @@ class Layout:
         these = f"{some(names)} {'is' if len(names) == 1 else 'are'} not among the parameters of {self.architecture}"
         if self.is_another_class(classes):
             return self._another_class(where, classes, these)
-        if self.restructured & set(names):
+        if live := [name for name in names if self.live_form(name)]:
             return MismatchError(
-                f"{where} holds {some(sorted(self.restructured & set(names)))} in the form of a live "
+                f"{where} holds {some(live)} in the form of a live "
                 f"{self.architecture}, which is stored in another. Load it, set model._weight_conversions = None "
                 "(transformers remembers the form there), and save it again with save_pretrained()."
             )
@@ -315,12 +331,9 @@ def _built_layout(config: Mapping[str, Any], most: int) -> Layout:
 
 def _layout_of(model: Any) -> Layout:
     """The layout of a model on the meta device."""
-    from transformers.core_model_loading import revert_weight_conversion
     from transformers.pytorch_utils import Conv1D
 
-    # Tensors that are stored as they are come through the conversion as the same objects, so each gets one of its own.
-    live = {name: torch.empty_like(tensor) for name, tensor in model.state_dict().items()}
-    disk = revert_weight_conversion(model, dict(live))
+    live, disk, parts = stored_parts(model)
     canonical_by_id = {id(tensor): name for name, tensor in disk.items()}
     canonical = {name: canonical_by_id[id(tensor)] for name, tensor in live.items() if id(tensor) in canonical_by_id}
 
@@ -349,11 +362,23 @@ def _layout_of(model: Any) -> Layout:
         offset=frozenset(name for name, module in embeddings.items() if hasattr(module, "offset")),
         vocabulary=frozenset(tied.get(canonical[n], canonical[n]) for n in _vocabulary(model) if n in canonical),
         renamed={name: stored for name, stored in canonical.items() if stored != name},
-        restructured=frozenset(live.keys() - canonical.keys()),
+        restructured={name: tuple(tensor.shape) for name, tensor in live.items() if name not in canonical},
         restructured_stored=frozenset(disk.keys() - set(canonical.values())),
+        parts={name: parts[name] for name in disk if name in parts},
+        bare={name: tuple(live[name].shape) for name in live if _is_bare(name, live[name])},
+        bare_transposed=frozenset(
+            f"{path}.{name}"
+            for path, module in model.named_modules()
+            if getattr(module, "is_transposed", False)
+            for name in module._parameters
+        ),
         ignored=_ignored(model),
         prefix=prefix,
     )
+
+
+def _is_bare(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.ndim in (2, 3) and tensor.is_floating_point() and not name.endswith((".weight", ".bias"))
 
 
 def _may_be_missing(model: Any, name: str) -> bool:

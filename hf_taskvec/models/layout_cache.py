@@ -23,7 +23,7 @@ from hf_taskvec.json_files import Schema, json_digest, parse_json
 
 #: switches it off, as HF_HUB_DISABLE_TELEMETRY and the like do for other things
 SWITCH = "HF_TASKVEC_DISABLE_CACHE"
-_FORMAT = 1
+_FORMAT = 2
 _MOST_ENTRIES = 64
 _MOST_BYTES = 1 << 25
 # An entry, or what a killed process was about to write to one.
@@ -32,17 +32,19 @@ _OUR_NAMES = re.compile(r"\.?[0-9a-f]{64}\.json")
 _TEXT = {"type": "string", "maxLength": 1000}
 _TEXTS = {"type": "array", "items": _TEXT}
 _TEXT_OF_NAME = {"type": "object", "additionalProperties": _TEXT}
-_SHAPES = {
-    "type": "object",
-    "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-}
+_NUMBER = {"type": "integer", "minimum": 0}
+_NUMBERS = {"type": "array", "items": _NUMBER}
+_SHAPES = {"type": "object", "additionalProperties": _NUMBERS}
+_PART = {"type": "array", "items": [_TEXT, _NUMBERS, _NUMBERS, *[_NUMBER] * 3], "minItems": 6, "maxItems": 6}
+_PARTS = {"type": "object", "additionalProperties": {"type": "array", "items": _PART}}
 _LAYOUT = {
     "architecture": _TEXT,
     "body": {**_TEXT, "type": ["string", "null"]},
-    **dict.fromkeys(("shapes", "constants"), _SHAPES),
+    **dict.fromkeys(("shapes", "constants", "restructured", "bare"), _SHAPES),
     **dict.fromkeys(("tied", "renamed"), _TEXT_OF_NAME),
     **dict.fromkeys(("optional", "head", "conv1d", "embeddings", "offset", "vocabulary"), _TEXTS),
-    **dict.fromkeys(("restructured", "restructured_stored", "ignored"), _TEXTS),
+    **dict.fromkeys(("restructured_stored", "bare_transposed", "ignored"), _TEXTS),
+    "parts": _PARTS,
     "prefix": _TEXT,
 }
 _ENTRY = Schema(

@@ -4,7 +4,7 @@ A weight is whatever `save_pretrained` stores: a parameter, or a persistent buff
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
 from hf_taskvec.models.layout import layout_of_model, unwrapped, without_peft
 from hf_taskvec.models.model_classes import class_of_model
+from hf_taskvec.models.restructured import Part
 from hf_taskvec.models.sharded_weights import Gathered, block_of, is_sharded, local_part, reshard, without_wrappers
 
 
@@ -109,6 +110,16 @@ class LiveWeight:
         """Whether it is in the memory of the CPU, where the model uses it."""
         return self._parameter.device.type == "cpu"
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is written to `value()` is in the model."""
+        return not self.is_offloaded
+
+    @property
+    def parameter(self) -> torch.nn.Parameter | None:
+        """The live parameter that it is; None for a buffer."""
+        return self.module._parameters.get(self.attribute)
+
     def as_source(self) -> Source:
         """The parameter's shape, for checks; of a quantised layer the shape that it stands for."""
         shape = self.shape
@@ -167,6 +178,90 @@ class LiveWeight:
                 dataset.state_dict[key] = original.read()
 
 
+class PartedWeight(LiveWeight):
+    """A stored tensor that is no live parameter of its own, but parts of some: an expert, projections in one piece.
+
+    Args:
+        name (`str`):
+            The stored tensor's.
+        parts (`Sequence[tuple[LiveWeight, Part]]`):
+            Live parameters, and which part of each it is.
+
+    """
+
+    def __init__(self, name: str, parts: Sequence[tuple[LiveWeight, Part]]) -> None:
+        owners = [owner for weight, _ in parts for owner in weight.owners]
+        first = parts[0][0]
+        super().__init__(name, first.module, first.attribute, owners, any(weight.is_shadowed for weight, _ in parts))
+        self._parts = parts
+
+    def _view(self, parameter: torch.Tensor, weight: LiveWeight, part: Part) -> torch.Tensor:
+        if not parameter.is_contiguous():
+            raise UnsupportedError(
+                f"{weight.name} is not contiguous in the live model, so {self.name} cannot be found in it. Make it so: "
+                "parameter.data = parameter.data.contiguous()."
+            )
+        return part.of_live(parameter)
+
+    @property
+    def parameter(self) -> None:
+        """None: it is a part of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, as it is stored."""
+        _, last = self._parts[-1]
+        shape = list(last.shape)
+        if shape:
+            shape[last.dim] += last.start
+        return tuple(shape)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether one of the live parameters is quantised."""
+        return any(weight.is_quantised for weight, _ in self._parts)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether one of the live parameters is offloaded."""
+        return any(weight.is_offloaded for weight, _ in self._parts)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether all of the live parameters are on the CPU."""
+        return all(weight.is_on_cpu for weight, _ in self._parts)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is written to `value()` is in the model: not if it is put together."""
+        return len(self._parts) == 1 and not self.is_offloaded
+
+    def as_source(self) -> Source:
+        """Its shape, for checks."""
+        return InMemory(torch.empty(self.shape, device="meta"))
+
+    def value(self) -> torch.Tensor:
+        """A view of the live parameter; of several, a copy."""
+        found = [self._view(weight.value(), weight, part) for weight, part in self._parts]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=self._parts[0][1].dim)
+
+    def write(self, value: torch.Tensor) -> None:
+        """Put another value in its place in the live parameters."""
+        for weight, part in self._parts:
+            whole = weight.value().clone() if weight.is_offloaded else weight.value()
+            self._view(whole, weight, part).copy_(part.of_stored(value))
+            if weight.is_offloaded:
+                weight.write(whole)
+
+    def original(self) -> Source:
+        """A copy of what it is now."""
+        return InMemory(self.value().detach().cpu().clone(memory_format=torch.contiguous_format))
+
+    def restore(self, original: Source) -> None:
+        """Put the original back."""
+        self.write(original.read())
+
+
 @dataclass(frozen=True, eq=False)
 class OnDisk(Source):
     """A weight that accelerate offloaded to disk, whatever is held in memory in its place."""
@@ -205,7 +300,10 @@ def class_name(model: torch.nn.Module) -> str:
 
 
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
-    """Canonical name -> the live weight; tied ones once, those that are stored in another form not at all.
+    """Canonical name -> the live weight; tied ones once, and of what is stored in another form the parts.
+
+    What cannot be told by parts, because transformers puts the elements in another order or processes hold shards, is
+    left out.
 
     Raises:
         `MismatchError`: If the config ties weights that the live model holds apart.
@@ -215,7 +313,7 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     layout = layout_of_model(inner)
     kind = class_name(inner)
     found = {weight.name: weight for weight in _all_weights(inner) if not weight.is_constant}
-    alike = [name for name in found if not {name, layout.prefix + name} & layout.restructured]
+    alike = [name for name in found if not layout.live_form(name)]
     weights = {canonical: found[name] for canonical, name in layout.place(alike, f"live {kind}", [kind]).items()}
     for alias, owner in layout.tied.items():
         if alias in weights and owner in weights:
@@ -226,6 +324,11 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
                     "model.tie_weights(), or set model.config.tie_word_embeddings = False."
                 )
             weights[owner].owners += weights.pop(alias).owners
+    for name, parts in layout.parts.items():
+        inside = [(found.get(part.live) or found.get(part.live.removeprefix(layout.prefix)), part) for part in parts]
+        present = [(weight, part) for weight, part in inside if weight is not None and not weight.is_sharded]
+        if len(present) == len(parts):
+            weights[name] = PartedWeight(name, present)
     return weights
 
 

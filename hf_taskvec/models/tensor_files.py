@@ -166,6 +166,13 @@ class StoredTensor(Source):
         return f"{sampled}|{self.file.stamp}|{self.name}"
 
 
+def file_of(source: Source) -> TensorFile:
+    """The file that a tensor of a checkpoint is in, whatever view of it that is."""
+    stored = source.roots[0]
+    assert isinstance(stored, StoredTensor)
+    return stored.file
+
+
 def _check_uncompressed(path: Path) -> None:
     """Refuse a torch file that is larger in memory than on disk. torch stores its zip files' members as they are.
 

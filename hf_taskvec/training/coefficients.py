@@ -141,11 +141,11 @@ def _changed_parameters(model: torch.nn.Module, vectors: Mapping[str, TaskVector
     """The live parameters that some vector changes; tied ones once."""
     weights = live_weights(model)
     names = dict.fromkeys(name for vector in vectors.values() for name in vector)
-    found = {name: weights[name].module._parameters.get(weights[name].attribute) for name in names}
+    found = {name: weights[name].parameter for name in names}
     without: Sequence[str] = [name for name, each in found.items() if each is None or each.is_meta]
     if without:
         raise UnsupportedError(
-            f"{some(without)}: buffers and offloaded weights have no gradient here. Leave them out with "
-            "vector.filter(exclude=...), or load the model whole."
+            f"{some(without)}: buffers, parts of fused parameters and offloaded weights have no gradient here. Leave "
+            "them out with vector.filter(exclude=...), or load the model whole."
         )
     return {name: parameter for name, parameter in found.items() if parameter is not None}

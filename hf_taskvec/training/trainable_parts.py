@@ -42,8 +42,11 @@ def add_lora(model: "PreTrainedModel", settings: TrainingSettings) -> Any:
     )
     torch.manual_seed(settings.seed)
     adapted = get_peft_model(model, config)
-    if not isinstance(config.target_modules, str):  # a set, which would be stored in another order each time
+    # PEFT makes sets of them, which would be stored in another order each time.
+    if not isinstance(config.target_modules, str):
         config.target_modules = sorted(config.target_modules)  # type: ignore[arg-type]
+    if config.target_parameters is not None:
+        config.target_parameters = sorted(config.target_parameters)
     return adapted
 
 
@@ -53,11 +56,11 @@ def check_targets(model: torch.nn.Module, settings: TrainingSettings) -> None:
 
     targets = settings.targets
     if settings.method == "lora" and (targets is None or targets == ALL_LINEAR):
-        if restructured := sorted(layout_of_model(model).restructured):
+        fused = sorted(layout_of_model(model).restructured)
+        if fused and settings.dropout:
             raise UnsupportedError(
-                f"{some(restructured)}: transformers stores such parameters (fused experts, for example) in another "
-                "form than the live model has, and LoRA cannot adapt them in a form that a task vector can hold. Name "
-                "other layers as targets, e.g. ('q_proj', 'v_proj')."
+                f"{some(fused)}: PEFT's LoRA on parameters that hold several matrices (fused experts) has no dropout. "
+                "Set dropout=0, or name other layers as targets, e.g. ('q_proj', 'v_proj')."
             )
         return
     if targets is None:

@@ -26,16 +26,6 @@ def test_models_that_do_not_fit_are_refused(models):
         pass
 
 
-@pytest.mark.parametrize("architecture", tiny_models.EXPERTS)
-def test_fused_experts_are_refused_with_the_way_out(models, architecture):
-    pair = models.pair(architecture)
-    model = AutoModelForCausalLM.from_pretrained(pair.base)
-    with pytest.raises(UnsupportedError, match=r"splits or joins.*vector.apply"):
-        pair.vector().edit(model)
-    with pair.vector().filter(include="*self_attn*").applied_to(model):
-        pass
-
-
 def test_the_check_alone_refuses_what_an_edit_refuses_in_the_same_words(models):
     vector = models.pair("phi").vector()
     model, other, experts = (

@@ -86,15 +86,6 @@ def test_positions_with_an_offset_are_refused(models: TinyModels, tmp_path: Path
         made.vector()
 
 
-def test_experts_that_are_saved_whole_are_refused(models: TinyModels, tmp_path: Path) -> None:
-    made = adapter(
-        models.pair("mixtral").base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["experts"]
-    )
-    for given in (made.folder, made.live):
-        with pytest.raises(TaskVectorError, match=r"experts\.\w+.*Merge (it|the adapter)"):
-            TaskVector.from_adapter(given)
-
-
 @pytest.mark.parametrize("start", ["loftq", "corda", "lora_ga"])
 def test_starts_from_a_changed_base_have_a_way_out(start: str, models: TinyModels, tmp_path: Path) -> None:
     made = adapter(models.pair("phi").base, tmp_path / "adapter", target_modules=["q_proj"])

@@ -437,7 +437,6 @@ def test_starts_that_change_the_base_are_refused(models: TinyModels, tmp_path: P
         ({"arrow_config": {"top_k": 1}}, "Make a vector of each of those"),
         ({"megatron_config": {"a": 1}}, "Megatron's layers"),
         ({"use_qalora": True}, "GPTQ-quantised base"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "Merge it into its base"),
         ({"use_bdlora": {"nblocks": 2}}, "Merge it into its base"),
         ({"kasa_config": {"beta": 0.1}}, "Merge it into its base"),
         ({"monteclora_config": {"num_samples": 2}}, "Merge it into its base"),
@@ -455,18 +454,6 @@ def test_options_that_are_not_understood_are_refused(
         made.vector()
     edit_config(made.folder, **dict.fromkeys(option))
     assert len(made.vector()) == 2  # set to nothing, it does not matter
-
-
-def test_experts_are_refused(models: TinyModels, tmp_path: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(models.pair("mixtral").base)
-    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    live = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters))
-    live.save_pretrained(tmp_path / "adapter")
-    edit_config(tmp_path / "adapter", target_parameters=None)
-    with pytest.raises(TaskVectorError, match=r"changes fused experts.*Merge the adapter"):
-        TaskVector.from_adapter(tmp_path / "adapter")
-    with pytest.raises(TaskVectorError, match="target_parameters"):
-        TaskVector.from_adapter(live)
 
 
 def test_target_modules_that_do_not_exist_are_refused(models: TinyModels, tmp_path: Path) -> None:

@@ -281,8 +281,11 @@ class _KeptLayout:
     offset: tuple[str, ...]
     vocabulary: tuple[str, ...]
     renamed: dict[str, str]
-    restructured: tuple[str, ...]
+    restructured: dict[str, tuple[int, ...]]
     restructured_stored: tuple[str, ...]
+    parts: dict[str, tuple[tuple[str, tuple[int, ...], tuple[int, ...], int, int, int], ...]]
+    bare: dict[str, tuple[int, ...]]
+    bare_transposed: tuple[str, ...]
     ignored: tuple[str, ...]
     prefix: str
 
@@ -317,7 +320,8 @@ def expected_kept(document: Any, folder: Path) -> Any:
         said = vars(typed(_KeptLayout, layout))
     except CorruptFileError as error:
         raise MeaninglessError(str(error)) from None
-    sets = ("optional", "head", "conv1d", "embeddings", "offset", "vocabulary", "restructured", "restructured_stored")
+    sets = ("optional", "head", "conv1d", "embeddings", "offset", "vocabulary")
+    sets += ("restructured_stored", "bare_transposed")
     return {**said, **{name: sorted(set(said[name])) for name in sets}}
 
 

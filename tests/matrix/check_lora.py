@@ -16,6 +16,10 @@ from hf_taskvec import TaskVector
 
 def check(subject: Subject, tally: Tally) -> None:
     """Each adapter is a part: exact at λ = 1 and −0.6, or refused."""
+    if experts := _experts(subject.base):
+        with tally.part("experts"):
+            _check_adapter(subject, "experts", [], experts)
+            tally.exact += 1
     for what, targets in _targets(subject.base).items():
         before = len(tally.refused)
         with tally.part(what):
@@ -41,11 +45,22 @@ def _targets(model: PreTrainedModel) -> dict[str, str | list[str]]:
     return targets
 
 
-def _check_adapter(subject: Subject, what: str, targets: str | list[str]) -> None:
+def _experts(model: PreTrainedModel) -> list[str]:
+    """The parameters that hold several matrices, which PEFT changes as they are."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 3 and not name.endswith((".weight", ".bias"))
+    ]
+
+
+def _check_adapter(subject: Subject, what: str, targets: str | list[str], parameters: list[str] | None = None) -> None:
     adapter = subject.folder / f"adapter {what}"
     with others("PEFT"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = LoraConfig(r=3, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=3, lora_alpha=5, target_modules=targets, target_parameters=parameters, task_type="CAUSAL_LM"
+        )
         wrapped = trained(loaded(subject.base_folder), config)
         wrapped.save_pretrained(adapter)
         # Not the adapter loaded again: PEFT itself loses the factors of some layers beside experts on the way (laguna).

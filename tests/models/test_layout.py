@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import MismatchError, UnsupportedError
+from hf_taskvec.errors import MismatchError
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.layout import layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint, live_weights
@@ -171,16 +171,6 @@ def test_the_body_of_a_renamed_model_has_the_same_names() -> None:
     whole, body = live_weights(model), live_weights(model.model)
     assert body.keys() == whole.keys()  # its head is the embedding
     assert all(body[name].value() is not None and body[name].module is whole[name].module for name in body)
-
-
-def test_projections_that_are_stored_in_one_piece_are_not_called_experts(tmp_path: Path) -> None:
-    """HRM's files have one tensor for what the live model holds as four."""
-    base = make("hrm_text", num_layers_per_stack=1)
-    pair = save_pair(tmp_path, base, tuned_copy(base))
-    assert_gives_tuned(pair.vector(), pair)
-    with pytest.raises(UnsupportedError, match=r"gqkv_proj\.weight.*splits or joins.*Use vector\.apply") as refused:
-        pair.vector().edit(base)
-    assert "expert" not in str(refused.value)
 
 
 # Buffers.
@@ -334,18 +324,6 @@ def test_weights_without_a_config_are_taken_as_they_are(models: TinyModels, tmp_
     for folder in (bare.base, bare.tuned):
         (folder / "config.json").unlink()
     assert_gives_tuned(bare.vector(), pair)
-
-
-def test_experts_stored_as_the_live_model_holds_them_can_be_saved_anew(models: TinyModels, tmp_path: Path) -> None:
-    pair = models.pair("mixtral")
-    AutoModelForCausalLM.from_pretrained(pair.base).save_pretrained(tmp_path / "live", save_original_format=False)
-    with pytest.raises(MismatchError, match=r"experts\.\S+ .*in the form of a live Mixtral.*set model._weight_conv"):
-        open_checkpoint(tmp_path / "live")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "live")
-    assert_gives_tuned(TaskVector.from_finetuned(model, pair.tuned), pair)
-    model._weight_conversions = None  # as the message says
-    model.save_pretrained(tmp_path / "again")
-    assert_same(stored(tmp_path / "again"), stored(pair.base))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
