@@ -1,4 +1,4 @@
-"""Names on the Hub: `me/model`, `me/model@revision`, and what is a path instead."""
+"""Names on the Hub: `me/model`, `me/model@revision`, `me/model:folder`, and what is a path instead."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,32 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CARD_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
+def split_subfolder(where: str) -> tuple[str, str | None]:
+    """`"me/model:checkpoint-100"` as id and the folder in the repository; a colon is in no other part of a name.
+
+    >>> split_subfolder("me/model@v2:runs/checkpoint-100")
+    ('me/model@v2', 'runs/checkpoint-100')
+    >>> split_subfolder("me/model")
+    ('me/model', None)
+    """
+    where, mark, inside = where.partition(":")
+    return where, inside if mark else None
+
+
 def split_revision(where: str, revision: str | None = None) -> tuple[str, str | None]:
-    """`"me/model@v2"` as id and revision.
+    """`"me/model@v2"` as id and revision; a folder in the repository stays with the id.
 
     >>> split_revision("me/model@v2")
     ('me/model', 'v2')
+    >>> split_revision("me/model@v2:checkpoint-100")
+    ('me/model:checkpoint-100', 'v2')
     >>> split_revision("me/model", "v3")
     ('me/model', 'v3')
     """
-    if revision is None and "@" in where:
-        where, revision = where.rsplit("@", 1)
-    return where, revision
+    name, mark, inside = where.partition(":")
+    if revision is None and "@" in name:
+        name, revision = name.rsplit("@", 1)
+    return f"{name}{mark}{inside}", revision
 
 
 def may_be_hub_id(name: str) -> bool:
@@ -27,8 +42,17 @@ def may_be_hub_id(name: str) -> bool:
 
     >>> may_be_hub_id("gpt2"), may_be_hub_id("me/model"), may_be_hub_id("./model"), may_be_hub_id(r"C:\model")
     (True, True, False, False)
+    >>> may_be_hub_id("me/model:runs/checkpoint-100"), may_be_hub_id("me/model:../other"), may_be_hub_id("C:/model")
+    (True, False, False)
     """
-    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
+    where, inside = split_subfolder(name)
+    parts = () if inside is None else inside.split("/")
+    return (
+        where.count("/") <= 1
+        and not where.startswith((".", "/", "~"))
+        and "\\" not in name
+        and not {"", ".", ".."} & set(parts)
+    )
 
 
 def is_folder(where: str | Path) -> bool:

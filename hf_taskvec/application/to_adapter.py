@@ -26,7 +26,7 @@ from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
-from hf_taskvec.hub_names import is_folder, split_revision
+from hf_taskvec.hub_names import is_folder, split_revision, split_subfolder
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import TOKENIZER_FILES, tokenizer_files
@@ -136,11 +136,16 @@ def _named(
 ) -> tuple[str | None, str | None]:
     """The base that the adapter names, and its revision: a Hub id if there is one, else a folder of this machine."""
     if not named and own and not Path(own).is_absolute():
-        return own, own_revision
+        return _without_folder(own, own_revision)
     where = named or given or own
     if where is None or is_folder(where):
         return (str(where) if named else str(Path(where).resolve())) if where else None, None
-    return split_revision(str(where))
+    return _without_folder(*split_revision(str(where)))
+
+
+def _without_folder(where: str, revision: str | None) -> tuple[str | None, str | None]:
+    """The same, but no base at all for a folder in a repository: an adapter's config cannot name one."""
+    return (where, revision) if split_subfolder(where)[1] is None else (None, None)
 
 
 def _located(where: str | Path | None, revision: str | None, required: bool) -> LocatedFolder | None:

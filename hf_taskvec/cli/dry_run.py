@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.cli.results import CommandResult
 from hf_taskvec.errors import MissingFileError
-from hf_taskvec.hub_names import split_revision
+from hf_taskvec.hub_names import split_revision, split_subfolder
 from hf_taskvec.sizes import file_size
 
 if TYPE_CHECKING:
@@ -82,14 +82,20 @@ def _files(where: str, token: str | None) -> list[tuple[str, int]]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    name, revision = split_revision(where)
+    named, revision = split_revision(where)
+    name, inside = split_subfolder(named)
     try:
         info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True)
     except (HTTPError, HFValidationError, ConnectionError) as error:
         raise MissingFileError(
             f"{where!r} is neither a folder here nor a repository that the Hub gave ({type(error).__name__})."
         ) from None
-    return [(each.rfilename, each.size or 0) for each in info.siblings or ()]
+    start = "" if inside is None else f"{inside}/"
+    return [
+        (each.rfilename.removeprefix(start), each.size or 0)
+        for each in info.siblings or ()
+        if each.rfilename.startswith(start)
+    ]
 
 
 # What is written. Of folders of this machine the headers of the files tell it; of the Hub's, the sizes of the files.

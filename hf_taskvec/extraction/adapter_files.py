@@ -31,7 +31,7 @@ from hf_taskvec.models.checkpoint import Checkpoint
 from hf_taskvec.models.layout import Layout, layout_of_config, layout_of_model
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.models.locations import Location, locate
-from hf_taskvec.models.tensor_files import open_files
+from hf_taskvec.models.tensor_files import checkpoints_in, open_files
 
 # What LoraConfig can say without changing which function of the stored tensors the adapter is, or what is handled here.
 # A field that is not named here and differs from its default is refused, so an option of a later PEFT cannot slip by.
@@ -146,7 +146,8 @@ def stored_adapter(where: str | Path, revision: str | None, token: str | bool | 
     folder, name, commit = locate(where, revision, token, ["adapter_*"])
     if not (folder / ADAPTER_CONFIG).exists():
         raise MissingFileError(
-            f"{name} has no {ADAPTER_CONFIG}. Is it a PEFT adapter? See from_finetuned() for models."
+            f"{name} has no {ADAPTER_CONFIG}. "
+            f"{checkpoints_in(folder) or 'Is it a PEFT adapter? See from_finetuned() for models.'}"
         )
     tensors = open_files(folder, ADAPTER_WEIGHTS, Location(name, commit) if commit else None)
     return Adapter(name, read_json(folder / ADAPTER_CONFIG), tensors, commit)

@@ -18,10 +18,11 @@ from hf_taskvec.algebra.sparse_tensors import Sparse
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, CorruptFileError, MissingFileError
-from hf_taskvec.filenames import ADAPTER_WEIGHTS, MODEL_WEIGHTS, VECTOR_RECORD
+from hf_taskvec.filenames import ADAPTER_WEIGHTS, VECTOR_RECORD
 from hf_taskvec.files.vector_schema import FORMAT, FORMATS, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor, changed_tensor
 from hf_taskvec.json_files import read_json
+from hf_taskvec.models.folder_contents import model_weights
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.tensor_files import StoredTensor, TensorFile, open_files
 from hf_taskvec.typed_values import typed
@@ -110,7 +111,7 @@ def _open_reference(document: dict[str, Any], token: str | bool | None) -> dict[
         again = (
             Location(where, revision) if revision else None
         )  # not the cache, should this be saved as a reference again
-        checkpoints.append(open_files(folder, (*MODEL_WEIGHTS, *ADAPTER_WEIGHTS), again))
+        checkpoints.append(open_files(folder, (*model_weights(folder), *ADAPTER_WEIGHTS), again))
     opened = {}
     for key, entry in document["tensors"].items():
         tensors = checkpoints[entry["checkpoint"]]

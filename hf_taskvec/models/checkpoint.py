@@ -17,10 +17,10 @@ from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
 from hf_taskvec.algebra.views import Joined, Strided
 from hf_taskvec.errors import MismatchError, UnsupportedError, some
-from hf_taskvec.filenames import CONFIG, MODEL_WEIGHTS
+from hf_taskvec.filenames import CONFIG
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
-from hf_taskvec.models.folder_contents import ContentKind, kinds_in
+from hf_taskvec.models.folder_contents import ContentKind, kinds_in, model_weights
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.model_classes import named_classes
@@ -96,7 +96,7 @@ def open_checkpoint(
 
     Args:
         where (`str` or `Path`):
-            A folder, or a Hub id (`me/model`, `me/model@revision`).
+            A folder, or a Hub id (`me/model`, `me/model@revision`, `me/model:folder`).
         revision (`str`, *optional*):
             A branch, tag or commit on the Hub.
         token (`str` or `bool`, *optional*):
@@ -118,7 +118,7 @@ def open_checkpoint(
             if kind in kinds:
                 raise MismatchError(f"{name} is {what}.")
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    in_files = open_files(folder, MODEL_WEIGHTS, Location(name, commit) if commit else None)
+    in_files = open_files(folder, model_weights(folder), Location(name, commit) if commit else None)
     if config.get("quantization_config"):  # its scales and the like have names that no architecture knows
         for raw, source in in_files.items():
             if source.dtype not in FLOATS:

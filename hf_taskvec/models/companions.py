@@ -74,10 +74,10 @@ def companion_files(folder: Path) -> list[Path]:
 def _is_inside(path: Path, folder: Path) -> bool:
     """Whether a file is in a folder, or where the Hub's cache keeps the content of that folder's files."""
     real, root = path.resolve(), folder.resolve()
-    is_snapshot = root.parent.name == "snapshots"
-    return real.is_file() and (
-        real.is_relative_to(root) or (is_snapshot and real.parent == root.parent.parent / "blobs")
-    )
+    # Of a repository, or of a folder in one.
+    snapshots = next((each for each in root.parents if each.name == "snapshots"), None)
+    is_blob = snapshots is not None and real.parent == snapshots.parent / "blobs"
+    return real.is_file() and (real.is_relative_to(root) or is_blob)
 
 
 def _code(folder: Path) -> Iterator[Path]:

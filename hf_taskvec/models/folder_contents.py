@@ -1,8 +1,10 @@
 """What is in a folder or a Hub repository: a saved task vector, an adapter or a whole model."""
 
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hf_taskvec.errors import MismatchError
 from hf_taskvec.filenames import (
     ADAPTER_CONFIG,
     ADAPTER_RECORD,
@@ -55,9 +57,40 @@ def kinds_in(folder: Path) -> set[ContentKind]:
     files: dict[ContentKind, tuple[str, ...]] = {
         "vector": (VECTOR_RECORD,),
         "adapter": (ADAPTER_CONFIG,),
-        "model": MODEL_WEIGHTS,
+        "model": model_weights(folder),
     }
     return {kind for kind, names in files.items() if any((folder / name).exists() for name in names)}
+
+
+_MODEL = r"(?:pytorch_)?model\."
+_VARIANTS = (
+    re.compile(_MODEL + r"([\w-]+)\.(?:safetensors|bin)"),
+    re.compile(_MODEL + r"(?:safetensors|bin)\.index\.([\w-]+)\.json"),
+)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def model_weights(folder: Path) -> tuple[str, ...]:
+    """The names under which a folder may hold a model's weights, the preferred one first.
+
+    Where it holds a variant alone, such as `model.fp16.safetensors`, that is the model.
+
+    Raises:
+        `MismatchError`: If there are several variants, and nothing beside them.
+    """
+    if any((folder / name).exists() for name in MODEL_WEIGHTS):
+        return MODEL_WEIGHTS
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.iterdir(), key=lambda each: (each.suffix == ".bin", each.name)):
+        match = next((match for each in _VARIANTS if (match := each.fullmatch(path.name))), None)
+        if match and not _SHARD.search(match[1]):
+            found.setdefault(match[1], []).append(path.name)
+    if len(found) > 1:
+        raise MismatchError(
+            f"{folder.resolve().name} holds several variants of a model ({', '.join(found)}), and none without a name. "
+            "Keep the one that is meant in a folder with the config.json."
+        )
+    return (*MODEL_WEIGHTS, *(name for names in found.values() for name in names))
 
 
 def record_in(folder: Path) -> str | None:

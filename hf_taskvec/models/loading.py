@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, MissingFileError
 from hf_taskvec.filenames import CONFIG
-from hf_taskvec.hub_names import split_revision
+from hf_taskvec.hub_names import split_revision, split_subfolder
 from hf_taskvec.models.locations import locate
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def load_for_evaluation(
     import torch
     from transformers import AutoModelForCausalLM
 
-    place, revision = _place(where, token)
+    place, options = _place(where, token)
     on = processes().device if device is None else torch.device(device)
     if dtype is None:
         dtype = torch.float32 if on.type == "cpu" else "auto"
-    model: Any = AutoModelForCausalLM.from_pretrained(place, revision=revision, dtype=dtype, token=token)
+    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, token=token, **options)
     return model.to(on).eval()
 
 
@@ -58,11 +58,11 @@ def load_tokenizer(where: str | Path, *, token: str | bool | None = None) -> Any
     """
     from transformers import AutoTokenizer
 
-    place, revision = _place(where, token)
+    place, options = _place(where, token)
     name = place.name if isinstance(place, Path) else place
     remedy = "Save the model's tokenizer beside it: tokenizer.save_pretrained(folder)."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, token=token)
+        tokenizer = AutoTokenizer.from_pretrained(place, token=token, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
         raise MissingFileError(f"{name} has no tokenizer that can be read ({reason}). {remedy}") from None
@@ -85,7 +85,12 @@ def tokenizer_of(model: Any) -> Any:
     return load_tokenizer(source)
 
 
-def _place(where: str | Path, token: str | bool | None) -> tuple[str | Path, str | None]:
-    """A folder, or a Hub id and its revision, which transformers takes apart."""
-    locate(where, None, token, [CONFIG])  # its errors are clearer than those of transformers
-    return (Path(where), None) if Path(where).is_dir() else split_revision(str(where))
+def _place(where: str | Path, token: str | bool | None) -> tuple[str | Path, dict[str, str]]:
+    """A folder, or a Hub id with its revision and the folder in it, which transformers takes apart."""
+    found = locate(where, None, token, [CONFIG])  # its errors are clearer than those of transformers
+    if found.commit is None:
+        return found.path, {}
+    name, revision = split_revision(str(where))
+    repository, inside = split_subfolder(name)
+    given = {"revision": revision, "subfolder": inside}
+    return repository, {key: value for key, value in given.items() if value is not None}

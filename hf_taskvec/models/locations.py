@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_taskvec.errors import MissingFileError
-from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision
+from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision, split_subfolder
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ def locate(where: str | Path, revision: str | None, token: str | bool | None, pa
 
     Args:
         where (`str` or `Path`):
-            A folder, or a Hub id (`me/model`, `me/model@revision`). A folder that exists is never taken for an id.
+            A folder, or a Hub id (`me/model`, `me/model@revision`), which may name a folder in the repository
+            (`me/model:checkpoint-100`). A folder that exists is never taken for an id. That of a repository in the
+            Hub's cache stands for the snapshot of its main branch.
         revision (`str`, *optional*):
             A branch, tag or commit on the Hub.
         token (`str` or `bool`, *optional*):
@@ -44,18 +46,35 @@ def locate(where: str | Path, revision: str | None, token: str | bool | None, pa
     """
     folder = Path(where)
     if is_folder(folder):
-        return LocatedFolder(folder, folder.resolve().name, None)
+        return _cached(folder) or LocatedFolder(folder, folder.resolve().name, None)
     if isinstance(where, Path) or not may_be_hub_id(where):
         raise MissingFileError(f"there is no folder {folder.name[:255]!r} at the given path.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     where, revision = split_revision(where, revision)
+    repository, inside = split_subfolder(where)
+    wanted = patterns if inside is None else [f"{inside}/{pattern}" for pattern in patterns]
     try:
-        found = snapshot_download(where, revision=revision, token=token, allow_patterns=patterns)
+        found = snapshot_download(repository, revision=revision, token=token, allow_patterns=wanted)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise MissingFileError(
             f"{where!r} is neither a folder here nor a repository that the Hub gave ({type(error).__name__}: {reason})."
         ) from None
-    return LocatedFolder(Path(found), where, Path(found).name)
+    path, commit = Path(found, inside or ""), Path(found).name
+    if not path.is_dir():
+        raise MissingFileError(f"{repository!r} has no folder {inside!r} on the Hub, or none of a model's files in it.")
+    return LocatedFolder(path, where, commit)
+
+
+def _cached(folder: Path) -> LocatedFolder | None:
+    """The snapshot of the main branch, if a folder is that of a repository in the Hub's cache."""
+    kind, _, name = folder.resolve().name.partition("--")
+    main = folder / "refs" / "main"
+    if kind != "models" or not main.is_file():
+        return None
+    snapshot = folder / "snapshots" / main.read_text("utf-8").strip()
+    if snapshot.resolve().parent != (folder / "snapshots").resolve() or not snapshot.is_dir():
+        raise MissingFileError(f"{folder.name} in the Hub's cache has no snapshot of its main branch. Give another.")
+    return LocatedFolder(snapshot, name.replace("--", "/"), None)

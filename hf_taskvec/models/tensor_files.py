@@ -7,6 +7,7 @@ of shards says is checked before it is believed.
 
 import hashlib
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hf_taskvec.algebra.sources import Source, samples
-from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileError, UnsupportedError
+from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileError, UnsupportedError, some
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location
 
@@ -236,11 +237,20 @@ def open_files(folder: Path, names: tuple[str, ...], location: Location | None =
     """
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if found is None:
-        raise MissingFileError(f"{folder.name} has none of {', '.join(names)}. Is it a model folder?")
-    if found.name.endswith(".index.json"):
+        raise MissingFileError(
+            f"{folder.name} has none of {', '.join(names)}. {checkpoints_in(folder) or 'Is it a model folder?'}"
+        )
+    if re.search(r"\.index(\.[\w-]+)?\.json$", found.name):
         return _open_shards(found, location)
     file = TensorFile(found, location)
     return {name: StoredTensor(file, name) for name in file.names}
+
+
+def checkpoints_in(folder: Path) -> str:
+    """What to say of the `checkpoint-N` folders that training left in a folder; nothing if there are none."""
+    found = [path.name for path in folder.glob("checkpoint-*") if path.is_dir()]
+    found.sort(key=lambda name: (len(name), name))
+    return f"It holds {some(found)} of a training: give one of them." if found else ""
 
 
 def _open_shards(index: Path, location: Location | None) -> dict[str, StoredTensor]:
