@@ -8,8 +8,8 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -139,7 +139,22 @@ def _function(module: "ir.Module", result: Any, *arguments: Any) -> Callable[...
         return found
 
 
-@functools.cache
+_Made = TypeVar("_Made")
+
+
+def _once(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """A function that remembers what it made, and that no two threads are in at a time."""
+    known = functools.cache(make)
+
+    @functools.wraps(make)
+    def remembered(*arguments: Hashable) -> _Made:
+        with _compiling:
+            return known(*arguments)
+
+    return remembered
+
+
+@_once
 def split_code(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> Callable[..., Any]:
     """The function of `parts_code.split_loop`."""
     from hf_taskvec.algebra.parts_code import split_loop
@@ -147,7 +162,7 @@ def split_code(tuned: torch.dtype, base: torch.dtype, output: torch.dtype) -> Ca
     return _function(split_loop(tuned, base, output), None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
 
 
-@functools.cache
+@_once
 def collecting_code(itemsize: int) -> Callable[..., Any]:
     """The function of `parts_code.collecting_loop`."""
     from hf_taskvec.algebra.parts_code import collecting_loop
@@ -155,10 +170,27 @@ def collecting_code(itemsize: int) -> Callable[..., Any]:
     return _function(collecting_loop(itemsize), ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3)
 
 
-@functools.cache
+@_once
 def scattering_code(itemsize: int) -> Callable[..., Any]:
     """The function of `parts_code.scattering_loop`."""
     from hf_taskvec.algebra.parts_code import scattering_loop
 
     arguments = (ctypes.c_int64, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 2)
     return _function(scattering_loop(itemsize), None, *arguments)
+
+
+@_once
+def hashing_code() -> Callable[..., Any]:
+    """The function of `hashing_code.hashing_loop`."""
+    from hf_taskvec.algebra.hashing_code import hashing_loop
+
+    return _function(hashing_loop(), None, ctypes.c_int64, *[ctypes.c_void_p] * 2)
+
+
+@functools.cache
+def has_fast_hashlib() -> bool:
+    """Whether one SHA-256 is made by instructions of its own, and vectors are not wide enough to beat them."""
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    return not features.get("avx512f") and bool(features.get("sha") or features.get("sha2"))

@@ -60,7 +60,7 @@ class ModelRecord:
     #: weights that are one parameter in this model: alias -> the name under which it is stored
     tied: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples.
-    #: The record of a model is the same with and without it
+    #: The record of a model is the same with and without it; called what it was before it was of blocks
     sha256: str | None = field(default=None, compare=False)
     #: the weights themselves, where they are in files; not stored
     weights: Mapping[str, Source] | None = field(default=None, compare=False, repr=False)

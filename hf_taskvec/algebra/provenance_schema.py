@@ -9,6 +9,8 @@ from typing import Any
 from hf_taskvec.json_files import Schema, line
 
 _HEX = {"type": "string", "pattern": "^[0-9a-f]{1,128}$"}
+#: of a tensor or of all weights; see `digests.py`
+DIGEST = {"type": "string", "pattern": "^(blocks:)?[0-9a-f]{64}$"}
 
 #: a model's licence, as its card states it
 LICENSE: dict[str, Any] = {
@@ -26,7 +28,7 @@ MODEL: dict[str, Any] = {
         "revision": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$"},
         "architecture": {"type": "string", "pattern": r"^[^\W\d]\w{0,199}$"},
         "fingerprint": _HEX,
-        "sha256": _HEX,
+        "sha256": DIGEST,
         "files": {"type": "object", "propertyNames": line(1000), "additionalProperties": _HEX},
         "tied": {"type": "object", "propertyNames": line(1000), "additionalProperties": line(1000)},
         "license": LICENSE,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from hf_taskvec.algebra.digests import TAG, tensor_digest
 from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.threads import workers
 
@@ -91,7 +92,7 @@ class Source(ABC):
     @property
     def identity(self) -> str:
         """A text that is the same only for the same content."""
-        return _sha256(self)
+        return tensor_digest(self.read())
 
     @cached_property
     def handle(self) -> str:
@@ -186,17 +187,21 @@ def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
     return digest.hexdigest()
 
 
-def full_digest(tensors: Mapping[str, Source]) -> str:
-    """A digest of names, shapes, dtypes and every byte of every tensor. All of them are read, on several threads."""
+def full_digest(tensors: Mapping[str, Source], like: str = TAG) -> str:
+    """A digest of names, shapes, dtypes and every byte of every tensor. All of them are read, on several threads.
+
+    Args:
+        tensors (`Mapping[str, Source]`):
+            Name -> tensor.
+        like (`str`, *optional*):
+            A digest that it is to be compared with: see `tensor_digest`.
+    """
     digest, names = hashlib.sha256(), sorted(tensors)
     with workers(1 if any(source.is_collective for source in tensors.values()) else None) as run:
-        for name, content in zip(names, run(lambda each: _sha256(tensors[each]), names), strict=True):
+        contents = run(lambda each: tensor_digest(tensors[each].read(), like), names)
+        for name, content in zip(names, contents, strict=True):
             digest.update(f"{name}|{list(tensors[name].shape)}|{tensors[name].dtype}|{content}\n".encode())
-    return digest.hexdigest()
-
-
-def _sha256(source: Source) -> str:
-    return hashlib.sha256(tensor_bytes(source.read())).hexdigest()
+    return (TAG if like.startswith(TAG) else "") + digest.hexdigest()
 
 
 def same_bytes(tensors: Mapping[str, Source], others: Mapping[str, Source]) -> bool:

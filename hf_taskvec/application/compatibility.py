@@ -169,7 +169,7 @@ def _is_same(base: ModelRecord, model: Checkpoint) -> bool | None:
     if base.weights is not None:
         return same_bytes(base.weights, model.tensors)
     if base.sha256 is not None:
-        return base.sha256 == model.full_digest
+        return model.has_digest(base.sha256)
     paths = {file_of(source).path for source in model.stored.values()}
     files = {path.name: path for path in paths}
     if dict(base.files).keys() == files.keys():  # as the Hub told them: of whole files, so equal only as they are

@@ -12,9 +12,10 @@ import torch
 
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.deltas import Delta, Difference
+from hf_taskvec.algebra.digests import TensorDigest, tensor_digest
 from hf_taskvec.algebra.exact_difference import Format, exact_format, exact_pieces
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype, round_once
-from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, rows_of, samples, tensor_bytes
+from hf_taskvec.algebra.sources import RowsOf, Source, Transposed, rows_of, samples
 from hf_taskvec.algebra.sparse_tensors import COUNTS, Sparse
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
@@ -24,7 +25,7 @@ from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.filenames import VECTOR_RECORD
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
-from hf_taskvec.files.vector_schema import FORMAT, FORMAT_WITHOUT_SPARSE, checksum, vector_schema
+from hf_taskvec.files.vector_schema import FORMAT, checksum, vector_schema
 from hf_taskvec.files.verified_tensor import VerifiedTensor
 from hf_taskvec.models.tensor_files import StoredTensor
 from hf_taskvec.progress import progress_bar
@@ -51,7 +52,7 @@ def save(
         encoder.find_formats(vector)
         parameters = {name: each for name in vector if (each := encoder.terms(name, vector[name].terms))}
         document: dict[str, Any] = {
-            "format": FORMAT if encoder.has_sparse else FORMAT_WITHOUT_SPARSE,
+            "format": FORMAT,
             "library": __version__,
             "provenance": vector.provenance.with_digests(vector.sources).to_json(),
             "parameters": parameters,
@@ -159,16 +160,16 @@ def _largest_first(written: Iterable["_Written"]) -> list["_Written"]:
 
 
 def _writing(writers: Mapping[str, SafetensorsWriter]) -> Callable[["_Written"], dict[str, str]]:
-    """A function that writes some tensors and gives the sha256 of each."""
+    """A function that writes some tensors and gives the digest of each."""
 
     def write(written: "_Written") -> dict[str, str]:
         names = list(written.tensors)
-        digests, done = [hashlib.sha256() for _ in names], [0] * len(names)
+        digests, done = [TensorDigest() for _ in names], [0] * len(names)
         for number, elements in written.content.pieces():
-            digests[number].update(tensor_bytes(elements))
+            digests[number].update(elements)
             writers[names[number]].write_elements(names[number], elements, done[number])
             done[number] += elements.numel()
-        return {name: digest.hexdigest() for name, digest in zip(names, digests, strict=True)}
+        return {name: digest.text() for name, digest in zip(names, digests, strict=True)}
 
     return write
 
@@ -198,7 +199,7 @@ def _reference(written: Iterable["_Written"]) -> dict[str, Any]:
             "name": stored.name,
             "dtype": dtype_name(source.dtype),
             "shape": list(source.shape),
-            "sha256": hashlib.sha256(tensor_bytes(tensor)).hexdigest(),
+            "sha256": tensor_digest(tensor),
             "samples": hashlib.sha256(samples(tensor)).hexdigest(),
         }
     homes = [{"where": home.where, "revision": home.revision} for home in checkpoints]
@@ -212,7 +213,6 @@ class _Encoder:
     dtype: torch.dtype | None = None
     reference: bool = False
     written: list["_Written"] = field(default_factory=list)
-    has_sparse: bool = False
     _known: dict[Any, str] = field(default_factory=dict)
     _formats: dict[Difference, Format] = field(default_factory=dict)
 
@@ -252,7 +252,6 @@ class _Encoder:
         return records
 
     def _sparse(self, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Any]:
-        self.has_sparse = True
         return {"sparse": list(shape), **dict(zip(_SPARSE, names, strict=True))}
 
     def rounded(self, key: str, name: str, delta: Delta) -> list[str]:

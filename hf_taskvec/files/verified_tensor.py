@@ -1,12 +1,12 @@
 """Tensors of a saved task vector, checked against what its record says."""
 
-import hashlib
 import threading
 from dataclasses import dataclass, field
 
 import torch
 
-from hf_taskvec.algebra.sources import Source, tensor_bytes
+from hf_taskvec.algebra.digests import tensor_digest
+from hf_taskvec.algebra.sources import Source
 from hf_taskvec.errors import ChangedSourceError, CorruptFileError
 from hf_taskvec.models.tensor_files import StoredTensor
 
@@ -23,10 +23,10 @@ class _Checked:
 
 @dataclass(frozen=True)
 class VerifiedTensor(Source):
-    """A stored tensor that is checked against its recorded sha256 when it is first read."""
+    """A stored tensor that is checked against its recorded digest when it is first read."""
 
     stored: StoredTensor
-    sha256: str
+    digest: str
     is_reference: bool = False
     _checked: _Checked = field(default_factory=_Checked, compare=False, repr=False)
 
@@ -42,19 +42,19 @@ class VerifiedTensor(Source):
 
     @property
     def identity(self) -> str:
-        """The recorded sha256."""
-        return self.sha256
+        """The recorded digest."""
+        return self.digest
 
     @property
     def handle(self) -> str:
-        """The stored tensor's, with the sha256 that it must have."""
-        return f"{self.stored.handle}|{self.sha256}"
+        """The stored tensor's, with the digest that it must have."""
+        return f"{self.stored.handle}|{self.digest}"
 
     def read(self) -> torch.Tensor:
         """The tensor; an error if its content is not what was recorded."""
         tensor = self.stored.read()
         with self._checked.lock:
-            if not self._checked.done and hashlib.sha256(tensor_bytes(tensor)).hexdigest() != self.sha256:
+            if not self._checked.done and tensor_digest(tensor, self.digest) != self.digest:
                 raise changed_tensor(self.stored.name, self.stored.file.path.name, self.is_reference)
             self._checked.done = True
         return tensor

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hf_taskvec.algebra.digests import TAG
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
@@ -65,6 +66,10 @@ class Checkpoint:
     def full_digest(self) -> str:
         """The same for each copy of the weights, too, and for nothing else: every byte of them is read."""
         return full_digest(self.tensors)
+
+    def has_digest(self, recorded: str) -> bool:
+        """Whether that is its full digest, of one kind or the other."""
+        return recorded == (self.full_digest if recorded.startswith(TAG) else full_digest(self.tensors, recorded))
 
     def record(self) -> ModelRecord:
         """What provenance keeps of the model. Weights in files can be compared by it later on, live ones cannot."""

@@ -1,5 +1,6 @@
 """`strict_base=True`: the base, byte for byte, or a refusal."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_only_the_base_itself_passes(pair: Pair, changed: Path, copied: Path, tm
         with pytest.raises(ChangedSourceError, match=f"{folder.name} is not the base that this vector was made"):
             vector.apply(folder, tmp_path / "out", strict_base=True)
     vector.apply(changed, tmp_path / "out")
+
+
+def test_a_vector_of_before_knows_the_digest_of_all_bytes_at_once(pair: Pair, changed: Path, tmp_path: Path) -> None:
+    folder = pair.vector().save(tmp_path / "old")
+    record = json.loads((folder / "taskvec.json").read_text())
+    tensors, digest = load_file(pair.base / "model.safetensors"), hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        content = hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        digest.update(f"{name}|{list(tensor.shape)}|{tensor.dtype}|{content}\n".encode())
+    record["provenance"]["origins"][0]["base"]["sha256"] = digest.hexdigest()
+    (folder / "taskvec.json").write_text(json.dumps(record | {"checksum": checksum(record)}))
+    TaskVector.load(folder).apply(pair.base, tmp_path / "same", strict_base=True)
+    with pytest.raises(ChangedSourceError, match="is not the base that this vector was made"):
+        TaskVector.load(folder).apply(changed, tmp_path / "out", strict_base=True)
 
 
 def test_a_vector_that_knows_samples_only_is_refused(pair: Pair, tmp_path: Path) -> None:

@@ -78,12 +78,6 @@ def test_a_loaded_vector_is_saved_as_it_is(saved: Path, tmp_path: Path) -> None:
     assert document_of(saved)["tensors"] == document_of(again)["tensors"]
 
 
-def test_the_format_is_the_first_that_has_what_is_there(saved: Path, tmp_path: Path) -> None:
-    assert document_of(saved)["format"] == 2
-    plain = TaskVector.from_tensors({"w": torch.ones(3)}).save(tmp_path / "plain")
-    assert document_of(plain)["format"] == 1
-
-
 def test_a_vector_of_before_is_still_read(tmp_path: Path) -> None:
     """Two dense parts under format 1, as they were written until there were sparse ones."""
     base, tuned = pair_of_weights()

@@ -100,7 +100,7 @@ def test_the_json_can_be_read_by_a_person(tmp_path: Path) -> None:
     vector.save(tmp_path / "v")
     text = (tmp_path / "v" / JSON).read_text("utf-8")
     document = json.loads(text)
-    assert document["format"] == 1 and document["library"] == __version__
+    assert document["format"] == 3 and document["library"] == __version__
     assert document["provenance"]["expression"] == "0.5*hp1"
     assert "λ" in text and text.count("\n") > 20
     (term,) = document["parameters"]["w"]
@@ -407,9 +407,9 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object], sign: bool = 
 
 
 def test_an_unknown_format_version_is_refused(saved: Path) -> None:
-    for version in (3, "1", None, True):
+    for version in (4, "1", None, True):
         edited(saved, lambda document, version=version: document.update(format=version))
-        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads formats up to 2"):
+        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads formats up to 3"):
             TaskVector.load(saved)
 
 
