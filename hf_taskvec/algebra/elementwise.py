@@ -89,6 +89,21 @@ def factor(number: int, precision: torch.dtype = torch.float64) -> Element:
     return _element("factor", (), number, precision)
 
 
+def in_single(element: Element) -> Element:
+    """The same operations on the same inputs and factors, in fp32."""
+    return _element(element.operation, tuple(map(in_single, element.operands)), element.number, torch.float32)
+
+
+def is_pair(element: Element) -> bool:
+    """Whether it is the sum or the difference of two inputs, each of which a factor may be multiplied by."""
+
+    def is_summand(one: Element) -> bool:
+        is_product = one.operation == "multiply" and one.operands[0].operation == "factor"
+        return (one.operands[1] if is_product else one).operation == "input"
+
+    return element.operation in ("add", "subtract") and all(map(is_summand, element.operands))
+
+
 _TORCH: dict[Operation, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "subtract": torch.sub,

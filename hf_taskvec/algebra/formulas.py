@@ -7,10 +7,11 @@ computed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
-from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
+from hf_taskvec.algebra.elementwise import Element, evaluate, factor, in_single, is_pair, stored
 from hf_taskvec.algebra.machine_code import (
     COMPILED_DTYPES,
     WIDTH,
@@ -72,13 +73,14 @@ class Formula:
         if out.device.type != "cpu" or not out.is_contiguous():
             return False
         inputs = self._inputs(start, stop, made)
-        code = self._code(out.numel(), inputs, out.dtype)
+        element = self._in_single if self._is_exact_in_single(inputs, out.dtype) else self.element
+        code = self._code(out.numel(), inputs, out.dtype, (element,))
         return code is not None and code(out.numel(), inputs, self.factors, out)
 
     def count(self, histogram: torch.Tensor, start: int, stop: int, made: Sequence[torch.Tensor] = ()) -> bool:
         """Count the magnitudes of rows `start:stop` by machine code: see `code_generation.histogram_loop`."""
         inputs = self._inputs(start, stop, made)
-        code = self._code(inputs[0].numel(), inputs, "histogram")
+        code = self._code(inputs[0].numel(), inputs, "histogram", (self.element,))
         return code is not None and code(inputs[0].numel(), inputs, self.factors, histogram)
 
     def products(self, others: Sequence[Element], start: int, stop: int) -> torch.Tensor | None:
@@ -90,7 +92,8 @@ class Formula:
             `torch.Tensor`: Of them with each other, in fp64; `None` if torch has to do it.
         """
         inputs, size = self._inputs(start, stop, ()), 1 + len(others)
-        code = self._code(inputs[0].numel(), inputs, "products", tuple(others)) if size <= MOST_PRODUCTS else None
+        elements = (self.element, *others)
+        code = self._code(inputs[0].numel(), inputs, "products", elements) if size <= MOST_PRODUCTS else None
         if code is None:
             return None
         found = torch.zeros(size * (size + 1) // 2, dtype=torch.float64, device="cpu")
@@ -114,19 +117,35 @@ class Formula:
             for number, each in enumerate(self.tensors)
         ]
 
+    def _is_exact_in_single(self, inputs: Sequence[torch.Tensor], output: torch.dtype) -> bool:
+        """Whether fp32, rounded to bf16, has the bits of fp64 that is rounded once.
+
+        It has for two bf16 numbers, each times 1, 2 or 4: fp32 holds their sum exactly if their exponents are less than
+        16 apart, and otherwise it is so near to the larger one that both round to that. (What is too large or too small
+        for that is left to torch in either case.)
+        """
+        return self._is_pair and {output, *(each.dtype for each in inputs)} == {torch.bfloat16}
+
+    @cached_property
+    def _is_pair(self) -> bool:
+        return is_pair(self.element) and all(abs(each) in (1.0, 2.0, 4.0) for each in self.factors)
+
+    @cached_property
+    def _in_single(self) -> Element:
+        return in_single(self.element)
+
     def _code(
-        self, count: int, inputs: Sequence[torch.Tensor], use: Use, others: tuple[Element, ...] = ()
+        self, count: int, inputs: Sequence[torch.Tensor], use: Use, elements: tuple[Element, ...]
     ) -> MachineCode | None:
         """The machine code, if there can be some and it is worth its while."""
         if count < WIDTH:
             return None
         dtypes = tuple(each.dtype for each in inputs)
-        key = (use, dtypes, others)
+        key = (use, dtypes, elements)
         if key not in self._codes:
             stored_as = {use, *dtypes} if isinstance(use, torch.dtype) else {*dtypes}
             if not stored_as <= set(COMPILED_DTYPES) or any(each.device.type != "cpu" for each in inputs):
                 return None
-            elements = (self.element, *others)
             is_cheap = use == "products" or count >= LEAST or (elements, dtypes, use) in compiled
             if not is_cheap or not can_compile():
                 return None

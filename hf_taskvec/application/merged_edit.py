@@ -11,7 +11,7 @@ import torch
 from hf_taskvec.algebra.blocks import PartOf
 from hf_taskvec.algebra.linear_expression import check_shape
 from hf_taskvec.algebra.rounding import FLOATS
-from hf_taskvec.algebra.sources import Source
+from hf_taskvec.algebra.sources import Source, numel
 from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.compatibility import check_fits_live
@@ -120,7 +120,8 @@ class MergedEdit(Edit):
         # What is offloaded is held whole while it is written, and a device has queues of its own.
         together = all(weight.is_on_cpu for weight in self._weights.values())
         with workers(None if together else 1) as run:
-            for _ in run(write, self._weights.items()):
+            largest_first = sorted(self._weights.items(), key=lambda each: -numel(each[1].shape))
+            for _ in run(write, largest_first):  # no thread is left with a large one at the end
                 pass
 
     def _set_one(self, name: str, weight: LiveWeight, scale: float) -> None:

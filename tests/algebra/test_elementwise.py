@@ -11,8 +11,9 @@ from hf_taskvec.algebra.computed_deltas import Tiles
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
 from hf_taskvec.algebra.formulas import MOST_PRODUCTS, Formula, FormulaBuilder
-from hf_taskvec.algebra.machine_code import machine_code
+from hf_taskvec.algebra.machine_code import compiled, machine_code
 from hf_taskvec.algebra.measures import gram
+from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Term
 
@@ -119,3 +120,30 @@ def test_inner_products_count_each_element_once(rows: int, count: int) -> None:
     torch.testing.assert_close(found, flat @ flat.T, rtol=1e-12, atol=1e-12)
     terms = [(Term(n + 0.5, Difference(InMemory(base), InMemory(each))),) for n, each in enumerate(tuned)]
     torch.testing.assert_close(gram("w", terms), found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "factors", [(2.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 2.0), (4.0, -2.0), (3.0, -2.0)], ids=str
+)
+def test_two_bf16_numbers_are_added_in_fp32_with_the_bits_of_fp64(factors: tuple[float, float]) -> None:
+    generator = torch.Generator().manual_seed(7)
+    sign_and_digits = torch.randint(0x8080, (2, 253, 1024), dtype=torch.int32, generator=generator) & 0x807F
+    # All distances of exponents; no sum is too large for bf16, or so small that torch rounds it.
+    larger = torch.randint(60, 248, (253, 1), dtype=torch.int32, generator=generator).expand(253, 1024)
+    smaller = (larger - torch.arange(253)[:, None] // 2).clamp(min=30)
+    bits = sign_and_digits | (torch.stack([larger, smaller]) << 7)
+    one, other = (each.to(torch.int16).view(torch.bfloat16) for each in bits[:, torch.randperm(253)])
+    build = FormulaBuilder()
+    whole = build.formula(build.combined([(factors[0], one), (factors[1], other)]))
+    out = torch.empty_like(one)
+    compiled.clear()
+    assert whole.write(out, 0, 253)
+    total = factors[0] * one.double() + factors[1] * other.double()
+    assert torch.equal(bits_of(out), bits_of(round_once(total, torch.bfloat16)))
+    assert {elements[0].precision for elements, _, _ in compiled} == {
+        torch.float64 if 3.0 in factors else torch.float32
+    }
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int16)
