@@ -247,6 +247,23 @@ def job_live(base: str, tuned: str) -> None:
                 torch.add(one, other, out=weight)
 
 
+def job_first(base: str, tuned: str) -> None:
+    """What the first sum of a process takes beside the next ones: the expression is compiled."""
+    import torch
+
+    from hf_taskvec.algebra.deltas import Difference
+    from hf_taskvec.algebra.sums import Sum, Term
+    from hf_taskvec.models.checkpoint import open_checkpoint
+
+    stored = [open_checkpoint(each).tensors["model.embed_tokens.weight"] for each in (base, tuned)]
+    torch.zeros(1).add_(1)
+    for _ in range(2):
+        with Watch():
+            Sum(stored[0].shape, [Term(-0.6, Difference(stored[1], stored[0]))], stored[0]).rounded(
+                0, 256, torch.bfloat16, "w"
+            )
+
+
 def job_peft_merge(base: str, adapter: str, out: str) -> None:
     import torch
     from peft import PeftModel
@@ -549,6 +566,41 @@ def saved_rows(folder: Path, layers: int, mergekit_python: str | None) -> str:
     )
 
 
+def start_rows(folder: Path, layers: int, mergekit_python: str | None) -> str:
+    """The rows about starting: whole processes on a tiny model, whose config an earlier process has met."""
+    from hf_taskvec.models.layout import layout_of_config
+
+    tiny, out = folder / "tiny", folder / "out"
+    config = {**CONFIG, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 512}
+    shapes = layout_of_config(config).shapes
+    make_model(tiny / "base", config, shapes, seed=0)
+    make_model(tiny / "tuned", config, shapes, seed=1, base=tiny / "base")
+    program = [sys.executable, "-m", "hf_taskvec"]
+    extract = [*program, "extract", str(tiny / "base"), str(tiny / "tuned"), "-o", str(tiny / "vector")]
+    apply = [*program, "apply", str(tiny / "vector"), str(tiny / "base"), "--scale=-0.6", "-o", str(out)]
+    open_both = "from hf_taskvec import TaskVector; import sys; TaskVector.from_finetuned(*sys.argv[1:])"
+    ways: dict[str, list[str]] = {
+        "`taskvec extract` of a tiny model": extract,
+        "`taskvec apply` of a tiny model": apply,
+        "`from_finetuned` of two tiny folders": [sys.executable, "-c", open_both, *extract[4:6]],
+    }
+    command(extract)
+    times: dict[str, list[float]] = {what: [] for what in ways}
+    imports: list[float] = []
+    for _ in range(5):
+        for what, arguments in ways.items():
+            clear(out, *([tiny / "vector"] if arguments is extract else []))
+            times[what].append(command(arguments))
+        imports.append(command([sys.executable, "-c", "import torch"]))
+    for what, found in times.items():
+        seconds = {"seconds": min(found), "memory": float("nan")}
+        row(f"{what}, the whole process, against `import torch`", seconds, min(imports), slower=True)
+    first, second = run("first", folder / "base", folder / "tuned")
+    clear(tiny, out)
+    return f"The first tile of a process takes {first['seconds']:.2f} s, the second {1000 * second['seconds']:.1f} ms."
+
+
 def quickest(found: Iterable[dict[str, float]]) -> dict[str, float]:
     return min(found, key=lambda each: each["seconds"])
 
@@ -601,6 +653,7 @@ ROWS: dict[str, Callable[[Path, int, str | None], str | None]] = {
     "saved": saved_rows,
     "adapter": adapter_rows,
     "live": live_rows,
+    "start": start_rows,
     "many": many_rows,
 }
 

@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="layers of the models (Phi-1.5 has 24)")
     parser.add_argument("--vocabulary", type=int, default=CONFIG["vocab_size"], help="rows of the embeddings")
     parser.add_argument("--folder", type=Path, default=shared if shared.exists() else Path.cwd(), help="for the files")
+    parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES], help="which rules; all by default")
     parser.add_argument("--mergekit", help="the python of a virtual environment that has mergekit")
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,12 +71,12 @@ def main() -> None:
     folder = options.folder / "hf_taskvec_benchmark_combine"
     clear(folder)
     try:
-        report(folder, options.layers, options.vocabulary, options.mergekit)
+        report(folder, options.layers, options.vocabulary, options.mergekit, options.rules)
     finally:
         clear(folder)
 
 
-def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> None:
+def report(folder: Path, layers: int, vocabulary: int, python: str | None, rules: list[str]) -> None:
     from hf_taskvec.models.layout import layout_of_config
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -94,7 +95,8 @@ def report(folder: Path, layers: int, vocabulary: int, python: str | None) -> No
         + "|---" * 9
         + "|"
     )
-    for what, (rule, parameters, method) in RULES.items():
+    for what in rules:
+        rule, parameters, method = RULES[what]
         mine = ours(folder, rule, parameters)
         theirs = mergekit(python, folder, method, parameters) if python else dict.fromkeys(mine, float("nan"))
         cells = []
