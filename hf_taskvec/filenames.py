@@ -6,6 +6,9 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 #: every form in which a folder may hold a model's weights, the preferred one first
 MODEL_WEIGHTS = (WEIGHTS, WEIGHTS_INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+#: the index of a checkpoint that torch.distributed.checkpoint wrote, a pickle; and where accelerate puts one
+DISTRIBUTED_INDEX = ".metadata"
+FSDP_FOLDER = "pytorch_model_fsdp_0"
 
 #: of a PEFT adapter
 ADAPTER_CONFIG = "adapter_config.json"

@@ -17,10 +17,11 @@ from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.rounding import FLOATS
 from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
 from hf_taskvec.algebra.views import Joined, Strided
-from hf_taskvec.errors import MismatchError, UnsupportedError, some
-from hf_taskvec.filenames import CONFIG
+from hf_taskvec.errors import MismatchError, MissingFileError, UnsupportedError, some
+from hf_taskvec.filenames import CONFIG, FSDP_FOLDER
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
+from hf_taskvec.models.distributed_checkpoint import distributed_index, open_distributed
 from hf_taskvec.models.folder_contents import ContentKind, kinds_in, model_weights
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
@@ -118,12 +119,18 @@ def open_checkpoint(
     folder, name, commit = locate(where, revision, token, [*beside, "*.safetensors"])
     if commit is not None and "model" not in kinds_in(folder):
         folder, name, commit = locate(where, revision, token, [*beside, "pytorch_model*.bin"])
-    if "model" not in (kinds := kinds_in(folder)):
+    weights = _distributed_folder(folder)
+    if "model" not in (kinds := kinds_in(folder)) and weights is None:
+        _refuse_deepspeed(folder)
         for kind, what in _NO_MODELS.items():
             if kind in kinds:
                 raise MismatchError(f"{name} is {what}.")
-    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    in_files = open_files(folder, model_weights(folder), Location(name, commit) if commit else None)
+    if "model" in kinds or weights is None:
+        config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        in_files = open_files(folder, model_weights(folder), Location(name, commit) if commit else None)
+    else:
+        folder = _folder_of_config(folder)
+        config, in_files = read_json(folder / CONFIG), open_distributed(weights)
     if config.get("quantization_config"):  # its scales and the like have names that no architecture knows
         for raw, source in in_files.items():
             if source.dtype not in FLOATS:
@@ -145,6 +152,32 @@ def open_checkpoint(
         stored=stored,
         canonical_of={raw: canonical for canonical, raw in placed.items() if canonical not in constants},
     )
+
+
+def _distributed_folder(folder: Path) -> Path | None:
+    """Where in a folder, or in what accelerate and Trainer put there, torch.distributed.checkpoint wrote."""
+    return next((each for each in (folder, folder / FSDP_FOLDER) if distributed_index(each) is not None), None)
+
+
+def _folder_of_config(folder: Path) -> Path:
+    """The folder that has the config of a distributed checkpoint: itself, or the one that it lies in."""
+    for each in (folder, folder.resolve().parent):
+        if (each / CONFIG).exists():
+            return each
+    raise MissingFileError(
+        f"{folder.name} is a distributed checkpoint, which does not tell what model it is of. Put the model's "
+        f"{CONFIG} into it (model.config.save_pretrained(folder))."
+    )
+
+
+def _refuse_deepspeed(folder: Path) -> None:
+    """DeepSpeed's parts are pickles, and its converter runs what they hold: that is the user's to decide."""
+    if (folder / "latest").is_file() and any(folder.glob("global_step*/*zero_pp_rank_*")):
+        raise UnsupportedError(
+            f"{folder.name} is a checkpoint of DeepSpeed ZeRO, whose files are pickles that can run code. If you trust "
+            "them, run DeepSpeed's own converter, which it put there: `python zero_to_fp32.py . weights "
+            f"--safe_serialization` in {folder.name}, and give that folder, with the model's {CONFIG} in it."
+        )
 
 
 def in_stored_form(found: Mapping[str, Source], layout: Layout, where: str) -> dict[str, Source]:

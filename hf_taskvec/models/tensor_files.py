@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hf_taskvec.algebra.sources import Source, samples
+from hf_taskvec.algebra.sources import Readable, Source, samples
 from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileError, UnsupportedError, some
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.locations import Location
@@ -81,10 +81,13 @@ class TensorFile:
             return
         now = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if now[:2] == self._identity[:2] and now != self._identity:
-            raise ChangedSourceError(
-                f"{self.path.name} in {self.path.parent.name} was written over since the task vector was made from it. "
-                "Extract the vector again; to keep a vector, save it."
-            )
+            raise self._changed(self.path.name)
+
+    def _changed(self, file: str) -> ChangedSourceError:
+        return ChangedSourceError(
+            f"{file} in {self.path.parent.name} was written over since the task vector was made from it. "
+            "Extract the vector again; to keep a vector, save it."
+        )
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor of the file, mapped; an error if the file was written over meanwhile."""
@@ -93,6 +96,10 @@ class TensorFile:
             return self._tensors[name]
         with torch.device("cpu"):  # safetensors asks torch for its default device
             return self._file.get_tensor(name)
+
+    def readable(self, name: str) -> Readable:
+        """A tensor of the file, or what gives its rows."""
+        return self.tensor(name)
 
     def __reduce__(self) -> "tuple[Callable[..., TensorFile], tuple[Path, Location, str]]":
         """Pickled as where it is: whoever unpickles it opens it again, if it is still the same file."""
@@ -154,6 +161,10 @@ class StoredTensor(Source):
     def read(self) -> torch.Tensor:
         """The mapped tensor."""
         return self.file.tensor(self.name)
+
+    def readable(self) -> Readable:
+        """The mapped tensor, or what gives its rows if it is stored in parts."""
+        return self.file.readable(self.name)
 
     @cached_property
     def handle(self) -> str:

@@ -17,12 +17,18 @@ TARGETS: list[Target] = [
 ]
 
 _TRANSFORMERS = "transformers reads it, from a folder whose config and weights were read here before"
+_DISTRIBUTED = "damaged at random in tests/models/test_distributed_checkpoint.py"
 #: `module:function` that reads a file, or a text of one, without a target
 EXEMPT = {
     "hf_taskvec.application.peft_loading:check_loads": "PEFT reads what was written just before",
     "hf_taskvec.evaluation.benchmarks.data_sources:_load": "datasets reads it; each value of its rows is checked after",
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",
+    "hf_taskvec.models.distributed_checkpoint:DistributedFiles.map_of": _DISTRIBUTED,
+    "hf_taskvec.models.distributed_checkpoint:_RowsOfParts._opened": _DISTRIBUTED,
+    "hf_taskvec.models.distributed_checkpoint:_RowsOfParts._placed": _DISTRIBUTED,
+    "hf_taskvec.models.distributed_checkpoint:_of_shards": _DISTRIBUTED,
+    "hf_taskvec.models.restricted_pickle:read_pickled_index": _DISTRIBUTED,
     "hf_taskvec.models.layout:_layout_of_json": "a text that was made of a config, as a key of the cache",
     "hf_taskvec.models.layout:_layout_of_class": "the same of a class of somebody's own",
     "hf_taskvec.models.loading:load_for_evaluation": _TRANSFORMERS,
