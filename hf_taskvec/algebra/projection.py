@@ -69,6 +69,31 @@ def span_coefficients(name: str, change: _Terms, others: Sequence[_Terms]) -> li
     return [float(each) for each in found]
 
 
+@one_thread()
+@kept_subnormals()
+def inner_products(name: str, changes: Sequence[_Terms]) -> torch.Tensor:
+    """The inner products of changes of one parameter with each other, in fp64.
+
+    Args:
+        name (`str`):
+            The parameter, for an error.
+        changes (`Sequence[tuple[Term, ...]]`):
+            At least one, each of at least one term.
+
+    Returns:
+        `torch.Tensor`: A symmetric matrix with a row for each change.
+
+    Raises:
+        `BadValueError`: If a change is not finite.
+    """
+    gram = torch.zeros(len(changes), len(changes), dtype=torch.float64, device="cpu")
+    for rows in _columns(changes):
+        gram += rows @ rows.T
+    if not bool(gram.isfinite().all()):
+        raise not_finite(name)
+    return gram
+
+
 def _columns(vectors: Sequence[_Terms]) -> Iterator[torch.Tensor]:
     """Changes of one parameter as rows of numbers, a run of them at a time, which may be written to.
 

@@ -9,6 +9,8 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 - `combining`: `combine`, and what it checks about the vectors first
 - `linear_rules`: the rules `sum`, `mean`, `weighted`, `interpolate`, `layers` and `learned`
 - `sparse_rules`: the rules `magnitude`, `rows`, `breadcrumbs`, `dare`, `ties` and `negmerge`
+- `angle_rules`: the rules `slerp` and `model_stock`
+- `elected_rules`: the rules `breadcrumbs_ties`, `dare_ties`, `della` and `della_ties`
 - `spectral_rules`: the rules `low_rank` and `tsv`
 - `projection_rules`: the rule `without`
 - `importance_rules`: the rule `importance`
@@ -20,6 +22,8 @@ merged = combine([hp1, hp2, pp], "ties", weights=[1.0, 1.0, -0.5], density=0.2)
 A new rule is one function with the decorator `rule`; nothing else needs to be changed.
 """
 
+import hf_taskvec.merging.angle_rules
+import hf_taskvec.merging.elected_rules
 import hf_taskvec.merging.importance_rules
 import hf_taskvec.merging.linear_rules
 import hf_taskvec.merging.projection_rules

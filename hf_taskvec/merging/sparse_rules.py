@@ -90,13 +90,19 @@ def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: floa
             The share of largest elements to leave out.
 
     """
+    found = breadcrumbs_bounds(parameter, density, gamma)
+    if min(checked_shares("density", density, parameter.vectors)) == 1.0:
+        return parameter.sum()
+    return parameter.elementwise(_weighted_sum(parameter, within_bounds), found)
+
+
+def breadcrumbs_bounds(parameter: Parameter, density: Densities, gamma: float) -> list[Statistic]:
+    """Find the smallest and the largest magnitude that breadcrumbs keeps of each change."""
     if isinstance(gamma, bool) or not isinstance(gamma, float | int) or not 0.0 <= gamma < 1.0:
         raise BadValueError(
             f"gamma={gamma!r}: the share of largest elements to leave out must be at least 0 and below 1."
         )
     densities = checked_shares("density", density, parameter.vectors)
-    if min(densities) == 1.0:
-        return parameter.sum()
     count = numel(parameter.shape)
     most = int(gamma * count)
 
@@ -109,15 +115,16 @@ def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: floa
 
         return find
 
-    def keep(build: FormulaBuilder, change: Element, bound: tuple[float, float] | None) -> Element:
-        if bound is None:
-            return build.number(0.0)
-        low, high = (build.number(each, torch.float32) for each in bound)
-        kept = (abs(change.single()) > high).choose(build.number(0.0), change)
-        return (low > abs(change.single())).choose(build.number(0.0), kept)
+    return [bounds(densities[change.index]) for change in parameter.changes]
 
-    found = [bounds(densities[change.index]) for change in parameter.changes]
-    return parameter.elementwise(_weighted_sum(parameter, keep), found)
+
+def within_bounds(build: FormulaBuilder, change: Element, bound: tuple[float, float] | None) -> Element:
+    """The change, or 0 where its magnitude, in fp32, is not within the bounds."""
+    if bound is None:
+        return build.number(0.0)
+    low, high = (build.number(each, torch.float32) for each in bound)
+    kept = (abs(change.single()) > high).choose(build.number(0.0), change)
+    return (low > abs(change.single())).choose(build.number(0.0), kept)
 
 
 @rule("dare", paper="https://arxiv.org/abs/2311.03099", at_least=1)
@@ -138,10 +145,7 @@ def dare_rule(parameter: Parameter, density: Densities = 0.5, seed: int = 0, res
             Divide what is kept by the density.
 
     """
-    if not isinstance(rescale, bool):
-        raise BadValueError(f"rescale={rescale!r} must be True or False.")
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise BadValueError(f"seed={seed!r} must be a whole number.")
+    checked_seed(seed, rescale)
     densities = checked_shares("density", density, parameter.vectors)
     steps = [max(1, round(densities[change.index] * 65536)) for change in parameter.changes]
     if min(steps) == 65536:
@@ -161,16 +165,36 @@ def dare_rule(parameter: Parameter, density: Densities = 0.5, seed: int = 0, res
     return parameter.computed(merge)
 
 
+def checked_seed(seed: Any, rescale: Any) -> None:
+    """Refuse what is no seed, or no answer to whether what is kept is scaled up."""
+    if not isinstance(rescale, bool):
+        raise BadValueError(f"rescale={rescale!r} must be True or False.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadValueError(f"seed={seed!r} must be a whole number.")
+
+
+def random_uniform(key: str, out: torch.Tensor) -> torch.Tensor:
+    """Random numbers from 0 to below 1, of which there are 65,536. The same for the same key, anywhere."""
+    draws = _draws(key, -(-out.numel() // 4))
+    out.view(-1).copy_(torch.from_numpy(draws.view("<i2"))[: out.numel()])
+    return out.add_(32768.0).div_(65536.0)
+
+
+def _draws(key: str, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    """So many times 64 random bits."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    drawn = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, count, dtype=np.uint64)
+    return drawn.astype("<u8", copy=False)
+
+
 def random_mask(key: str, step: int, out: torch.Tensor) -> torch.Tensor:
     """Random zeros and ones, of which `step` in 65,536 are ones on average. The same for the same key, anywhere.
 
     Drawing is what costs: sixteen bits for each number, or one where half of them are ones.
     """
     count, flat = out.numel(), out.view(-1)
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
     bits = 1 if step == 32768 else 16
-    draws = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, -(-count * bits // 64), dtype=np.uint64)
-    draws = draws.astype("<u8", copy=False)
+    draws = _draws(key, -(-count * bits // 64))
     # As floats, which multiply much faster than booleans.
     if bits == 1:
         flat.copy_(torch.from_numpy(np.unpackbits(draws.view(np.uint8), count=count, bitorder="little")))
@@ -202,20 +226,34 @@ def ties_rule(parameter: Parameter, density: Densities = 0.2, normalize: Normali
             their sum.
 
     """
+    parts = checked_normalisation(parameter, normalize)
+    densities = checked_shares("density", density, parameter.vectors)
+    cuts = [_cut(parameter, densities[change.index]) for change in parameter.changes]
+    return parameter.elementwise(elected(parameter, _at_least, parts), cuts)
+
+
+def checked_normalisation(parameter: Parameter, normalize: Any) -> list[float] | None:
+    """What each vector that agrees counts in the divisor; none if nothing is divided."""
     if normalize not in _NORMALISATIONS:
         hint = did_you_mean(str(normalize), _NORMALISATIONS)
         raise MissingNameError(f"no normalize={normalize!r}.{hint} It is one of {', '.join(_NORMALISATIONS)}.")
-    densities = checked_shares("density", density, parameter.vectors)
     weights = [change.weight for change in parameter.changes]
-    parts = {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
+    return {"count": [1.0] * len(weights), "weight": [abs(weight) for weight in weights], "none": None}[normalize]
 
-    def merge(build: FormulaBuilder, changes: list[Element], cuts: list[float]) -> Element:
+
+def elected(
+    parameter: Parameter, keep: Callable[[FormulaBuilder, Element, Any], Element], parts: list[float] | None
+) -> ElementFunction:
+    """The merge of what `keep` leaves of each change, given its statistic: those of the sign that the sum has."""
+    weights = [change.weight for change in parameter.changes]
+
+    def merge(build: FormulaBuilder, changes: list[Element], statistics: list[Any]) -> Element:
         # What is positive and what is negative, apart: the larger of the two sums wins the election, and is the merge.
         # NaN counts as negative, and comes through.
         zero, nobody = build.number(0.0), build.number(_NO_VOTES)
         positive = negative = votes_for = votes_against = zero
-        for number, (change, weight, cut) in enumerate(zip(changes, weights, cuts, strict=True)):
-            kept = build.times(weight, _at_least(build, change, cut))
+        for number, (change, weight, found) in enumerate(zip(changes, weights, statistics, strict=True)):
+            kept = build.times(weight, keep(build, change, found))
             positive = positive + (kept > zero).choose(kept, zero)
             negative = negative + (kept > zero).choose(zero, kept)
             if parts is not None:
@@ -230,7 +268,7 @@ def ties_rule(parameter: Parameter, density: Densities = 0.2, normalize: Normali
         votes = (total > zero).choose(votes_for, votes_against)
         return merged / (votes > nobody).choose(votes, nobody)
 
-    return parameter.elementwise(merge, [_cut(parameter, densities[change.index]) for change in parameter.changes])
+    return merge
 
 
 # The divisor where no vector has a say: 0 divided by it is 0. It is far below any weight.

@@ -188,18 +188,21 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr("hf_taskvec.algebra.sources.InMemory.read", refuse)
-        # Which rows `rows` keeps and what `without` subtracts must be known at once, as their docstrings tell.
+        # Which rows `rows` keeps, what `without` subtracts and the angles between vectors must be known at once, as
+        # their docstrings tell.
+        reading = ("rows", "without", "slerp", "model_stock")
         merged = {
             rule: combine(taken[rule], rule, **OPTIONS.get(rule, {}))
             for rule in rules()
-            if rule not in ("rows", "without", "interpolate")
+            if rule not in (*reading, "interpolate")
         }
-        for rule in ("rows", "without"):
+        for rule in reading:
             with pytest.raises(AssertionError, match="a tensor was read"):
-                combine(vectors, rule)
+                combine(vectors[:2], rule)
     kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
     computed = {rule for rule, kind in kinds.items() if issubclass(kind, Computed)}
-    assert computed == {"breadcrumbs", "dare", "importance", "magnitude", "negmerge", "ties"}
+    sparse = {"breadcrumbs", "breadcrumbs_ties", "dare", "dare_ties", "della", "della_ties", "magnitude", "ties"}
+    assert computed == sparse | {"importance", "negmerge"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 
 

@@ -47,6 +47,15 @@ JOBS: dict[str, tuple[str, list[float], dict[str, Any], str, dict[str, Any]]] = 
         "breadcrumbs",
         {"density": 0.7, "gamma": 0.02},
     ),
+    "breadcrumbs_ties": (
+        "breadcrumbs_ties",
+        WEIGHTS,
+        {"density": 0.7, "gamma": 0.02, "normalize": "none"},
+        "breadcrumbs_ties",
+        {"density": 0.7, "gamma": 0.02, "normalize": False},
+    ),
+    "model_stock": ("model_stock", [1.0] * 3, {}, "model_stock", {"weight": None}),  # it has no weights
+    "slerp": ("slerp", [1.0] * 2, {"t": 0.4}, "nuslerp", {"weight": [0.6, 0.4]}),  # of two vectors
     "dare": (
         "dare",
         MIXED,
@@ -87,10 +96,10 @@ def reference(
 ) -> dict[str, torch.Tensor]:
     folder = tmp_path_factory.mktemp("jobs")
     jobs = {
-        job: {"method": method, "parameters": {"weight": weights, **parameters}}
+        job: {"method": method, "parameters": {"weight": weights, **parameters}, "models": len(weights)}
         for job, (_, weights, _, method, parameters) in JOBS.items()
     }
-    jobs["negated"] = {"method": "ties", "parameters": {"weight": [-1.0, 0.0, 0.0], "density": 1.0}}
+    jobs["negated"] = {"method": "ties", "parameters": {"weight": [-1.0, 0.0, 0.0], "density": 1.0}, "models": 3}
     drawn = {
         f"{job}.mask{n}": mask.to(torch.uint8) for job in ("dare", "dare_norm") for n, mask in enumerate(masks(vectors))
     }
@@ -105,7 +114,7 @@ def reference(
 
 def merged_weights(vectors: list[TaskVector], job: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     rule, weights, options, _, _ = JOBS[job]
-    change = combine(vectors, rule, weights, **options).dense("w", "float64")
+    change = combine(vectors[: len(weights)], rule, weights, **options).dense("w", "float64")
     return (inputs["base"].double() + change).float()
 
 

@@ -3,8 +3,9 @@
     python mergekit_reference.py inputs.safetensors jobs.json outputs.safetensors
 
 It is given the tensors in fp64, so that what it gives is what the method means, and not mergekit's roundings. Inputs
-are `base`, `tuned0`, `tuned1`, ...; a job names a method and its parameters. For methods that draw random masks, the
-masks are given as `<job>.mask0`, ...: they are handed to mergekit where it calls `torch.bernoulli`.
+are `base`, `tuned0`, `tuned1`, ...; a job names a method, its parameters, and how many of them it merges. For methods
+that draw random masks, the masks are given as `<job>.mask0`, ...: they are handed to mergekit where it calls
+`torch.bernoulli`.
 """
 
 import json
@@ -22,11 +23,13 @@ tuned = [tensors[f"tuned{number}"] for number in range(sum(name.startswith("tune
 results = {}
 for job, wanted in json.loads(Path(jobs).read_text()).items():
     masks = [tensors[name].float() for name in sorted(tensors) if name.startswith(f"{job}.mask")]
-    models, base = ([tensors["base"], *tuned], 0) if wanted["method"] != "linear" else (tuned, None)
+    taken = tuned[: wanted["models"]]
+    models, base = ([tensors["base"], *taken], 0) if wanted["method"] != "linear" else (taken, None)
+    given = {name: value for name, value in wanted["parameters"].items() if value is not None}
     group = TensorGroup.from_tensors(models, base_index=base)
     bernoulli, torch.bernoulli = torch.bernoulli, lambda _, masks=masks: masks.pop(0)
     try:
-        results[job] = registry.get(wanted["method"])([group], parameters=wanted["parameters"])[0]
+        results[job] = registry.get(wanted["method"])([group], parameters=given)[0]
     finally:
         torch.bernoulli = bernoulli
     assert not masks, "mergekit drew fewer masks than it was given"
