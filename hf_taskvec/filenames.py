@@ -56,3 +56,5 @@ BENCHMARK_MARKDOWN = "benchmark.md"
 
 #: where layouts are kept, below the folder that huggingface_hub has for what libraries make of downloads
 LAYOUT_CACHE = ("hf_taskvec", "layouts")
+#: where pushes that are under way are noted, in the same place
+PUSHES = ("hf_taskvec", "pushes")

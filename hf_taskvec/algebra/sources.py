@@ -89,6 +89,10 @@ class Source(ABC):
         """The tensor, or what gives some of its rows where it is not stored as they are: for `rows_of`."""
         return self.read()
 
+    def sampled(self) -> bytes:
+        """Some bytes of it; see `samples`."""
+        return samples(self.read())
+
     @property
     def identity(self) -> str:
         """A text that is the same only for the same content."""
@@ -144,11 +148,16 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def samples(tensor: torch.Tensor) -> bytes:
     """The first, middle and last bytes of a tensor: enough to tell another model, not another element."""
-    data, size = tensor_bytes(tensor.detach()), tensor.element_size()
+    data = tensor_bytes(tensor.detach())
+    return b"".join(data[start:stop] for start, stop in sampled_places(tensor.numel(), tensor.element_size()))
+
+
+def sampled_places(elements: int, size: int) -> list[tuple[int, int]]:
+    """Where `samples` takes bytes of a tensor of so many elements of a size."""
     count = _SAMPLE // size
-    middle = max(0, tensor.numel() // 2 - count // 2)
-    pieces = ((0, count), (middle, middle + count), (max(0, tensor.numel() - count), tensor.numel()))
-    return b"".join(data[start * size : stop * size] for start, stop in pieces)
+    middle = max(0, elements // 2 - count // 2)
+    pieces = ((0, count), (middle, middle + count), (max(0, elements - count), elements))
+    return [(start * size, min(stop, elements) * size) for start, stop in pieces]
 
 
 def describe(value: object, leaf: Callable[[Source], str] = lambda source: source.identity) -> str:
@@ -183,7 +192,7 @@ def sampled_fingerprint(tensors: Mapping[str, Source]) -> str:
     for name in sorted(tensors):
         source = tensors[name]
         digest.update(f"{name}|{list(source.shape)}|{source.dtype}|".encode())
-        digest.update(samples(source.read()))
+        digest.update(source.sampled())
     return digest.hexdigest()
 
 

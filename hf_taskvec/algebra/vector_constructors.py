@@ -44,6 +44,7 @@ class VectorConstructors(LinearExpression):
         tuned_revision: str | None = None,
         vocabulary: Literal["truncate", "extend"] | None = None,
         heads: Literal["exclude", "match"] | None = None,
+        stream: bool = False,
         token: str | bool | None = None,
         progress: bool | None = None,
     ) -> "TaskVector":
@@ -77,6 +78,9 @@ class VectorConstructors(LinearExpression):
                 What to do when the heads differ, as those of other tasks do (`classifier`, `score`): `"exclude"` leaves
                 all heads out of the vector, `"match"` compares those that both models have in one shape. A head is what
                 the model's body does not have, or what only one of two classes has. By default such models are refused.
+            stream (`bool`, *optional*, defaults to `False`):
+                Download no weights from the Hub: headers now, and each tensor by its byte range when it is used. For
+                models that are used once, as in `push_merged_to_hub`.
             token (`str` or `bool`, *optional*):
                 As in transformers.
             progress (`bool`, *optional*):
@@ -102,6 +106,7 @@ class VectorConstructors(LinearExpression):
             tuned_revision=tuned_revision,
             vocabulary=vocabulary,
             heads=heads,
+            stream=stream,
             token=token,
             progress=progress,
         )

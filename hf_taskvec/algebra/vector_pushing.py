@@ -122,7 +122,10 @@ class VectorPushing(VectorConstructors):
     ) -> "Pushed":
         """Push the model `base + scale * vector` to the Hub, with its card, in one commit.
 
-        It is streamed through a temporary folder: no model is ever in memory.
+        Neither memory nor disk holds a model: a shard is uploaded when it is complete and makes room for the next, and
+        a base on the Hub is read by byte range. With a vector of `TaskVector.from_finetuned(base, tuned, stream=True)`
+        nothing is downloaded as a whole. What does not fit is refused before anything but headers was read. A push that
+        was interrupted goes on after the last shard when it is called again.
 
         Args:
             repo_id (`str`):
@@ -144,8 +147,8 @@ class VectorPushing(VectorConstructors):
             base_revision (`str`, *optional*):
                 Branch, tag or commit of `base`, if that is a Hub id.
             work_folder (`str` or `Path`, *optional*):
-                Where the temporary folder is made; it needs as much space as the model. By default the system's own
-                place for temporary files.
+                Where the shard at hand is, and what tells an interrupted push how far it came: by default in
+                huggingface_hub's folder for such files. It needs the space of the largest shard, and of a few tensors.
             report (`UnlearningReport`, `str` or `Path`, *optional*):
                 Of a sweep of this vector: a report, its file or its folder. The card shows its tables and plots; it is
                 pushed without the passages' texts.

@@ -3,7 +3,7 @@
 A thread holds a few tiles of one tensor at a time, whatever the size of the model and the number of vectors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +77,7 @@ def write_files(
     device: torch.device,
     threads: int | None,
     progress: bool | None,
+    take: Callable[[Path], None] | None = None,
 ) -> None:
     """Write this process's share of every file, and rename each file when all of it is there.
 
@@ -97,6 +98,8 @@ def write_files(
             See `workers`.
         progress (`bool`, *optional*):
             Show a progress bar; by default on a terminal.
+        take (`Callable`, *optional*):
+            Is given each file that is complete, by the main process, and may replace it by a small one.
 
     """
     total = total_bytes({file: files[file] for file in writers})
@@ -110,7 +113,9 @@ def write_files(
             group.wait_for_everyone()
             if group.is_main_process:
                 (folder / f"{file}{PARTIAL}").replace(folder / file)
-                if len(files) > 1:  # nothing is gained by resuming after the only file
+                if take is not None:
+                    take(folder / file)
+                if len(files) > 1 or take is not None:  # nothing is gained by resuming after the only file
                     finished.add(file)
 
 

@@ -7,7 +7,7 @@ under its name when it is complete; an interrupted run is resumed, keeping the f
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,14 @@ def apply(
     revision: str | None = None,
     token: str | bool | None = None,
     progress: bool | None = None,
+    stream: bool = False,
+    take: Callable[[Path], None] | None = None,
 ) -> Path:
-    """See `TaskVector.apply`."""
+    """See `TaskVector.apply`.
+
+    With `stream` a base on the Hub is not downloaded; `take` is given each file of weights when it is complete, and may
+    replace it by a small one.
+    """
     if isinstance(base, torch.nn.Module):
         raise BadValueError("apply() writes a checkpoint. To change a live model use applied_to() or edit().")
     scaled = vector * scale  # refuses NaN and infinities
@@ -66,7 +72,7 @@ def apply(
     if threads is not None and threads < 1:
         raise BadValueError(f"threads={threads}: at least one thread is needed.")
     final = Path(output).resolve()
-    checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS])
+    checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS], stream)
     assert checkpoint.folder is not None
     if final == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -81,7 +87,7 @@ def apply(
 
         def begin() -> _Begun:
             check_replaceable(output, MODEL_RECORD, overwrite)
-            _check_space(final, files)
+            _check_space(final, files, one_by_one=take is not None)
             part = stack.enter_context(new_folder(output, MODEL_RECORD, overwrite, resume=True))
             finished = FinishedFiles.of_interrupted_run(part, job, files)
             return part, finished, stack.enter_context(open_writers(part, files, finished))
@@ -94,7 +100,7 @@ def apply(
         # The main process decides what is left to do and creates the files; the others then open the same files.
         begun = group.together(begin, main_only=True)
         part, finished, writers = begun or join()
-        write_files(part, files, writers, finished, group, on, threads, progress)
+        write_files(part, files, writers, finished, group, on, threads, progress, take)
         group.wait_for_everyone()
         if is_main:
             _finish(part, files, checkpoint, beside, config, _record(vector, scale, checkpoint, out_dtype))
@@ -187,8 +193,8 @@ def _device(device: str | torch.device) -> torch.device:
         ) from None
 
 
-def _check_space(final: Path, files: OutputFiles) -> None:
-    needed = total_bytes(files)
+def _check_space(final: Path, files: OutputFiles, one_by_one: bool) -> None:
+    needed = max(total_bytes({file: each}) for file, each in files.items()) if one_by_one else total_bytes(files)
     place = next(folder for folder in final.absolute().parents if folder.exists())
     part = unfinished(final)
     held = bytes_on_disk(part) if part.is_dir() else 0

@@ -1,6 +1,7 @@
 """`taskvec apply`: a whole model with a vector in it."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +11,6 @@ from hf_taskvec.cli.arguments import (
     DryRunOption,
     JsonOption,
     ModelArgument,
-    OutputOption,
     OverwriteOption,
     ReportOption,
     ScaleOption,
@@ -19,14 +19,36 @@ from hf_taskvec.cli.arguments import (
     chosen_scale,
     load_vector,
 )
-from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, applied_size, weights_size
+from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, applied_size, pushing_notes, weights_size
 from hf_taskvec.cli.outputs import check_output, finish_with_report
+from hf_taskvec.cli.results import CommandResult
+from hf_taskvec.errors import BadValueError
+
+if TYPE_CHECKING:
+    from hf_taskvec.algebra.task_vector import TaskVector
+
+
+def _difference(base: str, tuned: str, token: str | None) -> "TaskVector":
+    """A full fine-tune less its base, of which nothing is downloaded that is on the Hub."""
+    from hf_taskvec.algebra.task_vector import TaskVector
+
+    return TaskVector.from_finetuned(base, tuned, stream=True, token=token)
 
 
 def apply_command(
     vector: VectorArgument,
     model: ModelArgument,
-    output: OutputOption,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write.")
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="REPO_ID", help="Push it shard by shard instead of writing a folder."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="MODEL", help="VECTOR is a full fine-tune of this, read as needed.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make the repository private.")] = False,
     scale: ScaleOption = None,
     report: ReportOption = None,
     dtype: Annotated[str | None, typer.Option(help="Of the result; by default the model's own.")] = None,
@@ -44,16 +66,39 @@ def apply_command(
 
     taskvec apply hp1 me/books-model --report report -o forgot
 
+    taskvec apply me/tuned me/model --base me/base --scale -1 --push me/merged
+
     No model is ever in memory. With --report the report goes into the output, for its card.
+    With --push neither memory nor disk holds a model: a shard is uploaded and makes room for the next.
     """
-    check_output(output, filenames.MODEL_RECORD, overwrite)
-    found = load_vector(vector, token=token)
+    if (output is None) == (push is None):
+        raise BadValueError("give either --output FOLDER or --push REPO_ID.")
+    if output is not None:
+        check_output(output, filenames.MODEL_RECORD, overwrite)
+    found = load_vector(vector, token=token) if base is None else _difference(base, vector, token)
     amount, measured = chosen_scale(scale, report)
     if dry_run:
         reads = {model: weights_size(model, token), vector: found.nbytes}
         written = applied_size(found, model, dtype, max_shard_size, measured, token)
-        would = DryRun(reads, {output.name: written}, STREAMING_MEMORY, [f"λ = {amount:g}"])
-        return would.result(output).show(json)
+        notes = [f"λ = {amount:g}"]
+        if push is not None:
+            notes += pushing_notes(model, sum(size or 0 for size in reads.values()), written, token)
+        name = str(push) if output is None else output.name
+        return DryRun(reads, {name: written}, STREAMING_MEMORY, notes).result(output).show(json)
+    if output is None:
+        pushed = found.push_merged_to_hub(
+            str(push),
+            model,
+            scale=amount,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            strict_base=strict_base,
+            report=measured,
+            private=private or None,
+            token=token,
+        )
+        told = pushed.url if pushed.changed else "unchanged, no commit made"
+        return CommandResult({**vars(pushed), "scale": amount}, [f"{push}: {told}"]).show(json)
     found.apply(
         model,
         output,

@@ -140,6 +140,20 @@ def applied_size(
     return int(_widening(dtype) * (sum(size for _, size in _files(model, token)) + vector.nbytes)) + _RECORDS + beside
 
 
+# Bytes a second, as a server far from the Hub has them, by which a time is told.
+_NETWORK = 50_000_000
+
+
+def pushing_notes(model: str, read: int, written: int, token: str | None) -> list[str]:
+    """What a push that goes shard by shard takes: disk, and time by the network alone."""
+    shards = [size for name, size in _files(model, token) if name.endswith((".safetensors", ".bin"))]
+    minutes = (read + written) / _NETWORK / 60
+    return [
+        f"disk: one shard at a time, about {file_size(max(shards, default=0))}, and a few tensors",
+        f"time: about {minutes:.1f} minutes at {file_size(_NETWORK)} a second, both ways",
+    ]
+
+
 def combined_size(expression: str, paths: dict[str, str], dtype: str | None, token: str | None) -> int | None:
     """What `combine` writes at most."""
     from hf_taskvec.cli.arguments import load_vector

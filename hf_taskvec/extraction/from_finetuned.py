@@ -41,6 +41,7 @@ def from_finetuned(
     tuned_revision: str | None = None,
     vocabulary: VocabularyChoice | None = None,
     heads: HeadsChoice | None = None,
+    stream: bool = False,
     token: str | bool | None = None,
     progress: bool | None = None,
 ) -> TaskVector:
@@ -48,8 +49,8 @@ def from_finetuned(
     for what, choice, choices in (("vocabulary", vocabulary, _VOCABULARY), ("heads", heads, _HEADS)):
         if choice not in (None, *choices):
             raise BadValueError(f"{what}={choice!r} is not one of {', '.join(map(repr, choices))}.")
-    old = open_model(base, base_revision, token, [MODEL_CARD])
-    new = open_model(tuned, tuned_revision, token, [MODEL_CARD])
+    old = open_model(base, base_revision, token, [MODEL_CARD], stream)
+    new = open_model(tuned, tuned_revision, token, [MODEL_CARD], stream)
     whole_base, whole_tuned = old, new
     if heads is not None:
         old, new = _without_heads(old, new, heads, vocabulary)
@@ -80,10 +81,11 @@ def open_model(
     revision: str | None = None,
     token: str | bool | None = None,
     companions: list[str] | None = None,
+    stream: bool = False,
 ) -> Checkpoint:
     """The weights of a Hub id, a folder or a live model, under canonical names; see `open_checkpoint`."""
     if isinstance(model, str | Path):
-        return open_checkpoint(model, revision, token, companions)
+        return open_checkpoint(model, revision, token, companions, stream)
     model = without_wrappers(model)
     if is_peft_model(model):
         raise UnsupportedError(

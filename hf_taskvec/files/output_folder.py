@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hf_taskvec.atomic import LONGEST_NAME, hidden_beside, sync
-from hf_taskvec.errors import OutputError
+from hf_taskvec.errors import OutputError, TaskVectorError
 from hf_taskvec.files.foreign_files import check_nothing_foreign
 from hf_taskvec.files.output_lock import only_writer
 from hf_taskvec.files.own_folder import check_ours, clear, is_marked, remove_folder, remove_mark, take_folder
@@ -59,7 +59,7 @@ def new_folder(output: str | Path, marker: str, overwrite: bool = False, resume:
         except OSError as error:
             if not resume:
                 _discard(part)
-            if isinstance(error, OutputError):
+            if isinstance(error, TaskVectorError):
                 raise
             raise OutputError(
                 f"writing {final.name} failed: {error.strerror or error}. Nothing new was left under its name"

@@ -19,6 +19,7 @@ from hf_taskvec.algebra.sources import Source, full_digest, sampled_fingerprint
 from hf_taskvec.algebra.views import Joined, Strided
 from hf_taskvec.errors import MismatchError, MissingFileError, UnsupportedError, some
 from hf_taskvec.filenames import CONFIG, FSDP_FOLDER
+from hf_taskvec.hub_names import is_folder
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
 from hf_taskvec.models.distributed_checkpoint import distributed_index, open_distributed
@@ -26,6 +27,7 @@ from hf_taskvec.models.folder_contents import ContentKind, kinds_in, model_weigh
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.model_classes import named_classes
+from hf_taskvec.models.remote_files import open_remote
 from hf_taskvec.models.tensor_files import StoredTensor, open_files
 from hf_taskvec.models.tokenizer_digest import vocabulary_digest
 
@@ -96,7 +98,11 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    where: str | Path, revision: str | None = None, token: str | bool | None = None, companions: list[str] | None = None
+    where: str | Path,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    companions: list[str] | None = None,
+    stream: bool = False,
 ) -> Checkpoint:
     """The weights of a model in a folder or on the Hub, under their canonical names.
 
@@ -109,6 +115,8 @@ def open_checkpoint(
             For private repositories, as in transformers.
         companions (`list[str]`, *optional*):
             Patterns of further files to fetch from the Hub: tokenizer and the like (`companions.py`).
+        stream (`bool`, *optional*, defaults to `False`):
+            Download no weights from the Hub: headers now, each tensor when it is used.
 
     Raises:
         `MismatchError`: If it is an adapter or a saved vector, if files and config do not belong together, or if a
@@ -116,16 +124,20 @@ def open_checkpoint(
         `UnsupportedError`: If the weights are quantised.
     """
     beside = ["*.json", *(companions or [])]
-    folder, name, commit = locate(where, revision, token, [*beside, "*.safetensors"])
-    if commit is not None and "model" not in kinds_in(folder):
+    stream = stream and not is_folder(where)
+    folder, name, commit = locate(where, revision, token, beside if stream else [*beside, "*.safetensors"])
+    if commit is not None and not stream and "model" not in kinds_in(folder):
         folder, name, commit = locate(where, revision, token, [*beside, "pytorch_model*.bin"])
     weights = _distributed_folder(folder)
-    if "model" not in (kinds := kinds_in(folder)) and weights is None:
+    if "model" not in (kinds := kinds_in(folder)) and weights is None and (not stream or kinds):
         _refuse_deepspeed(folder)
         for kind, what in _NO_MODELS.items():
             if kind in kinds:
                 raise MismatchError(f"{name} is {what}.")
-    if "model" in kinds or weights is None:
+    if stream and commit is not None:
+        config = read_json(folder / CONFIG)
+        in_files = open_remote(folder, name, commit, token)
+    elif "model" in kinds or weights is None:
         config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
         in_files = open_files(folder, model_weights(folder), Location(name, commit) if commit else None)
     else:
@@ -300,9 +312,5 @@ def file_digests(files: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
 
 def _hub_digests(folder: Path, stored: Mapping[str, StoredTensor]) -> tuple[tuple[str, str], ...]:
     """The sha256 of each weight file, where the Hub's cache knows it: its links are named by content."""
-    found = {}
-    for path in {source.file.path for source in stored.values()}:
-        target = path.readlink().name if path.is_symlink() else ""
-        if len(target) == 64:
-            found[path.name] = target
-    return tuple(sorted(found.items()))
+    files = {source.file for source in stored.values()}
+    return tuple(sorted((file.path.name, digest) for file in files if (digest := file.digest) is not None))

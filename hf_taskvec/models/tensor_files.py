@@ -9,7 +9,7 @@ import hashlib
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +101,16 @@ class TensorFile:
         """A tensor of the file, or what gives its rows."""
         return self.tensor(name)
 
+    def sampled(self, name: str) -> bytes:
+        """Some bytes of a tensor of the file; see `samples`."""
+        return samples(self.tensor(name))
+
+    @property
+    def digest(self) -> str | None:
+        """The sha256 of the whole file, where the Hub's cache knows it: its links are named by content."""
+        target = self.path.readlink().name if self.path.is_symlink() else ""
+        return target if len(target) == 64 else None
+
     def __reduce__(self) -> "tuple[Callable[..., TensorFile], tuple[Path, Location, str]]":
         """Pickled as where it is: whoever unpickles it opens it again, if it is still the same file."""
         path = self.path.absolute()
@@ -162,6 +172,10 @@ class StoredTensor(Source):
         """The mapped tensor."""
         return self.file.tensor(self.name)
 
+    def sampled(self) -> bytes:
+        """Some bytes of it."""
+        return self.file.sampled(self.name)
+
     def readable(self) -> Readable:
         """The mapped tensor, or what gives its rows if it is stored in parts."""
         return self.file.readable(self.name)
@@ -174,7 +188,7 @@ class StoredTensor(Source):
     @cached_property
     def identity(self) -> str:
         """Samples of its content, with its name and its file's size and time of change."""
-        sampled = hashlib.sha256(samples(self.read())).hexdigest()
+        sampled = hashlib.sha256(self.sampled()).hexdigest()
         return f"{sampled}|{self.file.stamp}|{self.name}"
 
 
@@ -252,7 +266,8 @@ def open_files(folder: Path, names: tuple[str, ...], location: Location | None =
             f"{folder.name} has none of {', '.join(names)}. {checkpoints_in(folder) or 'Is it a model folder?'}"
         )
     if re.search(r"\.index(\.[\w-]+)?\.json$", found.name):
-        return _open_shards(found, location)
+        present = {path.name for path in found.parent.iterdir()}
+        return open_shards(found, present, lambda shard: TensorFile(found.parent / shard, location))
     file = TensorFile(found, location)
     return {name: StoredTensor(file, name) for name in file.names}
 
@@ -264,12 +279,21 @@ def checkpoints_in(folder: Path) -> str:
     return f"It holds {some(found)} of a training: give one of them." if found else ""
 
 
-def _open_shards(index: Path, location: Location | None) -> dict[str, StoredTensor]:
+def open_shards(index: Path, present: Collection[str], opened: Callable[[str], TensorFile]) -> dict[str, StoredTensor]:
+    """All tensors of the shards that an index names, after making sure that the two agree.
+
+    Args:
+        index (`Path`):
+            The index.
+        present (`Collection[str]`):
+            The files that lie beside it.
+        opened (`Callable`):
+            Opens one of them.
+    """
     weight_map = read_json(index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptFileError(f"{index.name} has no weight_map from names to files.")
     tensors = {}
-    present = {path.name for path in index.parent.iterdir()}
     shards: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         shards.setdefault(shard, set()).add(name)
@@ -281,7 +305,7 @@ def _open_shards(index: Path, location: Location | None) -> dict[str, StoredTens
         if shard not in present:
             raise MissingFileError(f"{index.name} names {shard}, which is missing. Download the model again.")
     for shard, listed in sorted(shards.items()):
-        file = TensorFile(index.parent / shard, location)
+        file = opened(shard)
         for name in sorted(listed ^ set(file.names)):
             place = f"only in {shard}" if name not in listed else f"not in {shard}"
             raise CorruptFileError(

@@ -15,6 +15,7 @@ from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.progress import library_bars
 from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch
 from hf_taskvec.publishing.pushed_files import files_to_push
+from hf_taskvec.publishing.uploaded_shards import uploaded_additions, uploaded_shard
 from hf_taskvec.publishing.written_folder import open_artifact
 
 if TYPE_CHECKING:
@@ -157,12 +158,18 @@ def push_folder(
             "include=[...] pushes them, too.",
             stacklevel=2,
         )
+    uploaded = {
+        name: shard
+        for name, content in sent.files.items()
+        if isinstance(content, Path) and (shard := uploaded_shard(content)) is not None
+    }
     api = HfApi(token=token)
     message = commit_message or f"Push {_WORDS[artifact.kind]}: {artifact.provenance.expression}"[:72]
     with errors_in_words(repo_id), library_bars(progress, utils):
         head = open_branch(api, repo_id, private, revision)
         operations: list[Any] = [
-            *additions(sent.files),
+            *additions({name: content for name, content in sent.files.items() if name not in uploaded}),
+            *uploaded_additions(api, repo_id, revision, uploaded),
             *deletions(_WEIGHTS[artifact.kind], sent.files, head.files),
         ]
         done = api.create_commit(

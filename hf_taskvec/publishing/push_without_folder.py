@@ -1,17 +1,30 @@
 """Pushing a vector without a folder of the user's: as itself, as a merged model or as an adapter.
 
-Each is written to a temporary folder, pushed from there by `push_folder`, and removed.
+A vector and an adapter are written to a temporary folder, pushed from there by `push_folder`, and removed. Of a merged
+model no more than a shard is on the disk: it is uploaded when it is complete and makes room for the next one, and a
+base on the Hub is read by byte range.
 """
 
+import hashlib
+import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from huggingface_hub import HfApi
+
+from hf_taskvec._version import __version__
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.application.to_checkpoint import apply
 from hf_taskvec.distributed import is_launched
 from hf_taskvec.errors import UnsupportedError
-from hf_taskvec.publishing.push import Pushed, push_folder
+from hf_taskvec.filenames import PUSHES
+from hf_taskvec.hub_names import is_folder, split_revision
+from hf_taskvec.publishing.hub_commit import errors_in_words
+from hf_taskvec.publishing.push import Pushed, check_repository, push_folder
+from hf_taskvec.publishing.uploaded_shards import ShardUploads
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +57,7 @@ def push_merged(
     token: str | bool | None = None,
     progress: bool | None = None,
 ) -> Pushed:
-    """Push the model `base + scale * vector`. It is streamed through a temporary folder, never held in memory.
+    """Push the model `base + scale * vector`, shard by shard: neither memory nor disk holds it.
 
     See `TaskVector.push_merged_to_hub`, which has the same options.
     """
@@ -52,10 +65,25 @@ def push_merged(
         raise UnsupportedError(
             "several processes are running: call apply() in all of them, then push_folder() in the main one."
         )
-    with tempfile.TemporaryDirectory(prefix="taskvec-", dir=work_folder) as temporary:
-        written = vector.apply(
+    check_repository(repo_id)
+    base_revision = _commit_of(base, base_revision, token)
+    made_of = [
+        repo_id,
+        str(base),
+        base_revision,
+        vector.fingerprint,
+        float(scale),
+        str(dtype),
+        max_shard_size,
+        revision,
+    ]
+    key = hashlib.sha256(json.dumps([__version__, *made_of]).encode()).hexdigest()
+    folder = _unfinished_pushes(work_folder) / f"taskvec-push-{key[:16]}"
+    if not folder.exists():  # else everything was uploaded already, and the commit is missing
+        apply(
+            vector,
             base,
-            Path(temporary) / "model",
+            folder,
             scale=scale,
             dtype=dtype,
             max_shard_size=max_shard_size,
@@ -65,22 +93,42 @@ def push_merged(
             revision=base_revision,
             token=token,
             progress=progress,
+            stream=True,
+            take=ShardUploads(HfApi(token=token), repo_id, private, revision, create_pr).take,
         )
-        return push_folder(
-            written,
-            repo_id,
-            report=report,
-            base_model=base_model,
-            datasets=datasets,
-            purpose=purpose,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=commit_message,
-            commit_description=commit_description,
-            token=token,
-            progress=progress,
-        )
+    pushed = push_folder(
+        folder,
+        repo_id,
+        report=report,
+        base_model=base_model,
+        datasets=datasets,
+        purpose=purpose,
+        private=private,
+        revision=revision,
+        create_pr=create_pr,
+        commit_message=commit_message,
+        commit_description=commit_description,
+        token=token,
+        progress=progress,
+    )
+    shutil.rmtree(folder)
+    return pushed
+
+
+def _unfinished_pushes(work_folder: str | Path | None) -> Path:
+    """Where a push has its shard, and what tells an interrupted one how far it came."""
+    from huggingface_hub.constants import HF_ASSETS_CACHE
+
+    return Path(HF_ASSETS_CACHE, *PUSHES) if work_folder is None else Path(work_folder)
+
+
+def _commit_of(base: str | Path, revision: str | None, token: str | bool | None) -> str | None:
+    """The commit of a base on the Hub, so that a push that is resumed reads the same one."""
+    if is_folder(base):
+        return revision
+    name, revision = split_revision(str(base), revision)
+    with errors_in_words(name):
+        return HfApi(token=token).model_info(name.partition(":")[0], revision=revision).sha
 
 
 def push_adapter(

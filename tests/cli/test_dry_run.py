@@ -15,6 +15,7 @@ from support.hub_server import HubServer
         ["combine", "-2*v", "v=vector", "-o", "x"],
         ["compress", "vector", "--rank", "2", "-o", "x"],
         ["apply", "vector", "base", "-o", "x"],
+        ["apply", "vector", "base", "--push", "me/x"],
         ["adapter", "vector", "--rank", "2", "--dense", "drop", "-o", "x"],
         ["eval", "base", "--forget", "lamps.txt", "-o", "x"],
         ["sweep", "vector", "base", "--forget", "lamps.txt", "-o", "x"],
