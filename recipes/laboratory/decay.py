@@ -148,7 +148,7 @@ def _falling(frequency: int, found: Ranks) -> Claim:
 
 def _ranks(frequency: int, quick: bool) -> Ranks:
     """Two hidden layers of 10, a thousand points of a sphere, as in the paper's figure 2."""
-    draws, samples, steps = (1, 200, 300) if quick else (2, 1000, 4000)
+    draws, samples, steps = (1, 200, 300) if quick else (1, 1000, 3000)
     count = len(DECAYS)
     inputs, targets = [], []
     for draw in range(draws):
@@ -173,7 +173,7 @@ def _ranks(frequency: int, quick: bool) -> Ranks:
 def _merging(quick: bool) -> dict[tuple[int, str], tuple[float, float]]:
     """Own and merged losses, the mean of several draws. Orthogonal inputs lie in two halves of the space."""
     size, samples, decay = 100, 100, 1e-3
-    draws, steps = (1, 200) if quick else (2, 5000)
+    draws, steps = (1, 200) if quick else (2, 3500)
     inputs, targets = [], []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(100 + draw)

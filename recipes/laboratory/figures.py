@@ -197,6 +197,8 @@ def lemmas_figure(result: lemmas.Result) -> Figure:
         axes.loglog(batches, found, label=f"{what} = {value:g}", markersize=6, **look(number))
     axes.loglog(batches, [math.sqrt(math.log(b) / b) for b in batches], color="0.4", label="√(log B / B)")
     axes.set(xlabel="batch size B", ylabel="norm of small rows over large ones", title="Corollary 2")
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.set_xticks([], minor=True)
     axes.grid(alpha=0.25, which="both")
     axes.legend(frameon=False, fontsize=9)
     return figure
