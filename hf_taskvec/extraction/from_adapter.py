@@ -37,7 +37,7 @@ from hf_taskvec.extraction.adapter_files import (
     named_base,
     stored_adapter,
 )
-from hf_taskvec.extraction.fused_experts import changed_tensors, wrapped_parameters
+from hf_taskvec.extraction.fused_experts import Target, changed_tensors, wrapped_parameters
 from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import in_stored_form
 from hf_taskvec.models.layout import Layout, how_to_untie, is_peft_model
@@ -200,8 +200,8 @@ def _fused_experts(adapter: Adapter, path: str) -> UnsupportedError:
     )
 
 
-def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, str]:
-    """Path of PEFT's wrapper -> the parameter that it changes, of those that are no layer's weight."""
+def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, Target]:
+    """Path of PEFT's wrapper -> the parameter that it changes as it is."""
     if not adapter.config.get("target_parameters"):
         return {}
     if not base.layout.shapes:
@@ -213,18 +213,17 @@ def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, str]:
 
 
 def _parameter(
-    adapter: Adapter, base: AdapterBase, module: str, name: str, parts: dict[str, Source]
+    adapter: Adapter, base: AdapterBase, module: str, target: Target, parts: dict[str, Source]
 ) -> list[tuple[str, Term]]:
-    """The changes of all that is stored of a parameter that is no layer's weight."""
+    """The changes of all that is stored of a parameter that PEFT changes as it is."""
     if parts.keys() != {"lora_A", "lora_B"}:
         raise CorruptFileError(
-            f"{adapter.name}: {name} needs the two factors of a LoRA, and has {some(sorted(parts))}."
+            f"{adapter.name}: {target.name} needs the two factors of a LoRA, and has {some(sorted(parts))}."
         )
     down, up = parts["lora_A"], parts["lora_B"]
-    shape = base.layout.bare[name]
-    rank = down.shape[0] // (shape[0] if len(shape) == 3 else 1) if down.shape else 0
-    scaling = _scaling(adapter, module, rank, name)
-    return [(each, Term(1.0, delta)) for each, delta in changed_tensors(name, down, up, scaling, base.layout).items()]
+    rank = down.shape[0] // (target.shape[0] if len(target.shape) == 3 else 1) if down.shape else 0
+    scaling = _scaling(adapter, module, rank, target.name)
+    return [(each, Term(1.0, delta)) for each, delta in changed_tensors(target, down, up, scaling, base.layout).items()]
 
 
 def _restructured(adapter: str, names: list[str]) -> UnsupportedError:

@@ -7,7 +7,7 @@ rows and columns, so it stays a product of two views, whichever part of the para
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_taskvec.algebra.deltas import Delta, LowRank
 from hf_taskvec.algebra.sources import Source
@@ -18,29 +18,39 @@ from hf_taskvec.models.layout import Layout
 from hf_taskvec.models.restructured import Part
 
 
-def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, str]:
-    """Path of PEFT's wrapper -> live name of the parameter that it changes.
+class Target(NamedTuple):
+    """A parameter that PEFT changes as it is."""
+
+    #: the live name
+    name: str
+    shape: tuple[int, ...]
+
+
+def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, Target]:
+    """Path of PEFT's wrapper -> the parameter that it changes.
 
     A module with several targets is wrapped once for each, in the order in which it has them; the last is outermost.
     """
     targets = [str(each) for each in config.get("target_parameters") or ()]
-    modules: dict[str, list[str]] = {}
-    for name in layout.bare:
+    live = {stored: name for name, stored in layout.renamed.items()}
+    every = {live.get(name, name): shape for name, shape in layout.shapes.items() if name.endswith(".weight")}
+    modules: dict[str, list[Target]] = {}
+    for name, shape in {**every, **layout.bare}.items():
         if any(name == target or name.endswith(f".{target}") for target in targets):
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
+            modules.setdefault(name.rpartition(".")[0], []).append(Target(name, shape))
     return {
-        module + ".base_layer" * (len(names) - 1 - number): name
-        for module, names in modules.items()
-        for number, name in enumerate(names)
+        module + ".base_layer" * (len(found) - 1 - number): target
+        for module, found in modules.items()
+        for number, target in enumerate(found)
     }
 
 
-def changed_tensors(name: str, down: Source, up: Source, scaling: float, layout: Layout) -> dict[str, Delta]:
+def changed_tensors(target: Target, down: Source, up: Source, scaling: float, layout: Layout) -> dict[str, Delta]:
     """Stored name -> change, of everything that is made of the parameter.
 
     Args:
-        name (`str`):
-            The live parameter's.
+        target (`Target`):
+            The parameter.
         down (`Source`):
             PEFT's `lora_A`.
         up (`Source`):
@@ -54,7 +64,7 @@ def changed_tensors(name: str, down: Source, up: Source, scaling: float, layout:
         `CorruptFileError`: If the factors are not those of the parameter.
         `UnsupportedError`: If the elements are stored in another order, so that no products of views are.
     """
-    shape = layout.bare[name]
+    name, shape = target
     whole = shape if len(shape) == 3 else (1, *shape)
     factors = _Factors.of(name, whole, down, up, name in layout.bare_transposed and len(shape) == 3)
     if name not in layout.restructured:

@@ -1,5 +1,6 @@
 """LoRA on parameters that hold several experts, against PEFT's own merge in fp64."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "rank-stabilised": ("mixtral", {"target_parameters": _BOTH, "use_rslora": True}),
     "gpt-oss": ("gpt_oss", {"target_parameters": _BOTH}),
+    "a layer's weight": (
+        "phi",
+        {"target_parameters": ["fc1.weight"], "alpha_pattern": {"fc1": 99, r"layers\.1\.mlp\.fc1\.weight": 3}},
+    ),
     "saved whole": ("mixtral", {"target_modules": ["q_proj"], "modules_to_save": ["experts"]}),
 }
 
@@ -44,7 +49,7 @@ def _made(case: str, models: TinyModels, folder: Path) -> Any:
 def test_it_is_what_peft_merges(case: str, models: TinyModels, tmp_path: Path) -> None:
     made = _made(case, models, tmp_path / "adapter")
     vector = made.vector()
-    assert any("experts" in name for name in vector)
+    assert any(re.search(r"expert|fc1|moe", name) for name in vector)
     for name in set(vector) & set(TaskVector.from_adapter(made.live)):
         assert torch.equal(vector.dense(name), TaskVector.from_adapter(made.live).dense(name))
     wide = AutoModelForCausalLM.from_pretrained(made.base, dtype=torch.float64)
