@@ -37,7 +37,7 @@ from hf_taskvec.extraction.adapter_files import (
     named_base,
     stored_adapter,
 )
-from hf_taskvec.extraction.fused_experts import Target, changed_tensors, wrapped_parameters
+from hf_taskvec.extraction.fused_experts import TargetParameter, changed_tensors, wrapped_parameters
 from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import in_stored_form
 from hf_taskvec.models.layout import Layout, how_to_untie, is_peft_model
@@ -200,7 +200,7 @@ def _fused_experts(adapter: Adapter, path: str) -> UnsupportedError:
     )
 
 
-def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, Target]:
+def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, TargetParameter]:
     """Path of PEFT's wrapper -> the parameter that it changes as it is."""
     if not adapter.config.get("target_parameters"):
         return {}
@@ -213,7 +213,7 @@ def _target_parameters(adapter: Adapter, base: AdapterBase) -> dict[str, Target]
 
 
 def _parameter(
-    adapter: Adapter, base: AdapterBase, module: str, target: Target, parts: dict[str, Source]
+    adapter: Adapter, base: AdapterBase, module: str, target: TargetParameter, parts: dict[str, Source]
 ) -> list[tuple[str, Term]]:
     """The changes of all that is stored of a parameter that PEFT changes as it is."""
     if parts.keys() != {"lora_A", "lora_B"}:

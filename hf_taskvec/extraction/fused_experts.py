@@ -18,7 +18,7 @@ from hf_taskvec.models.layout import Layout
 from hf_taskvec.models.restructured import Part
 
 
-class Target(NamedTuple):
+class TargetParameter(NamedTuple):
     """A parameter that PEFT changes as it is."""
 
     #: the live name
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     shape: tuple[int, ...]
 
 
-def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, Target]:
+def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, TargetParameter]:
     """Path of PEFT's wrapper -> the parameter that it changes.
 
     A module with several targets is wrapped once for each, in the order in which it has them; the last is outermost.
@@ -34,10 +34,10 @@ def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, T
     targets = [str(each) for each in config.get("target_parameters") or ()]
     live = {stored: name for name, stored in layout.renamed.items()}
     every = {live.get(name, name): shape for name, shape in layout.shapes.items() if name.endswith(".weight")}
-    modules: dict[str, list[Target]] = {}
+    modules: dict[str, list[TargetParameter]] = {}
     for name, shape in {**every, **layout.bare}.items():
         if any(name == target or name.endswith(f".{target}") for target in targets):
-            modules.setdefault(name.rpartition(".")[0], []).append(Target(name, shape))
+            modules.setdefault(name.rpartition(".")[0], []).append(TargetParameter(name, shape))
     return {
         module + ".base_layer" * (len(found) - 1 - number): target
         for module, found in modules.items()
@@ -45,11 +45,13 @@ def wrapped_parameters(config: Mapping[str, Any], layout: Layout) -> dict[str, T
     }
 
 
-def changed_tensors(target: Target, down: Source, up: Source, scaling: float, layout: Layout) -> dict[str, Delta]:
+def changed_tensors(
+    target: TargetParameter, down: Source, up: Source, scaling: float, layout: Layout
+) -> dict[str, Delta]:
     """Stored name -> change, of everything that is made of the parameter.
 
     Args:
-        target (`Target`):
+        target (`TargetParameter`):
             The parameter.
         down (`Source`):
             PEFT's `lora_A`.

@@ -322,7 +322,7 @@ def _built_layout(config: Mapping[str, Any], most: int) -> Layout:
     model = build_meta_model(config, most, cls)
     # The body of a language model has the names of the whole, so that vectors of the one fit the other.
     causal = causal_class(config["model_type"]) if model.base_model is model else None
-    if causal is not None and causal is not cls:
+    if causal is not None and causal is not cls and isinstance(model.config, causal.config_class):
         whole = build_meta_model(config, most, causal)
         if type(whole.base_model) is cls and whole.base_model.state_dict().keys() == model.state_dict().keys():
             return _layout_of(whole)

@@ -111,11 +111,13 @@ _QWEN4 = {
 #: what a field's name alone does not tell: type -> field (with dots into nested configs) -> value
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "chinese_clip": {"text_config.pad_token_id": None},  # as youtu's
     "codegen": {"n_head": 4, "rotary_dim": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "convnext": {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "distilbert": {"dim": 16, "hidden_dim": 32},
+    "funnel": {"pad_token_id": None},  # as youtu's
     "gemma4": {"text_config.global_head_dim": 8},
     "gemma4_assistant": {
         "text_config.global_head_dim": 8,

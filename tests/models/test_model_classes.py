@@ -10,7 +10,13 @@ import transformers
 from safetensors.torch import load_file
 from support.tiny_classes import CLASSES
 from support.tiny_models import assert_gives_tuned, nearest, save_pair, tuned_copy
-from transformers import BertConfig, BertModel, BertPreTrainedModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertPreTrainedModel,
+    MusicgenConfig,
+    MusicgenForConditionalGeneration,
+)
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import MismatchError, UnsupportedError
@@ -138,6 +144,19 @@ def test_a_config_that_does_not_tell_its_class_is_refused(tmp_path: Path) -> Non
     for number, other in enumerate(("ViTForNobody", "BertModel", "AutoModel", "logging")):
         with pytest.raises(UnsupportedError, match=rf"type vit .* names {other}, which this transformers does not"):
             open_checkpoint(_with_architectures(tmp_path / "vit", [other], tmp_path / str(number)))
+
+
+def test_a_model_of_several_others_is_none_of_them(tmp_path: Path) -> None:
+    """MusicGen has a text model and a decoder, of which the decoder alone is a causal language model."""
+    small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32, "vocab_size": 20}
+    sound = {"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "codebook_size": 8, "codebook_dim": 8}
+    config = MusicgenConfig(text_encoder={"model_type": "t5", **small}, audio_encoder=sound, decoder=decoder)
+    base = MusicgenForConditionalGeneration(config)
+    pair = save_pair(tmp_path, base, tuned_copy(base))
+    vector = pair.vector()
+    assert {name.partition(".")[0] for name in vector} >= {"text_encoder", "audio_encoder", "decoder"}
+    assert_gives_tuned(vector, pair)
 
 
 def test_files_of_another_class_than_the_config_names_are_refused(tmp_path: Path) -> None:
