@@ -6,7 +6,8 @@ processes, or where a device is asked for.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_taskvec.errors import BadValueError, TaskVectorError
@@ -57,7 +58,8 @@ class Processes:
     def wait_for_everyone(self) -> None:
         """Return when every process has come here."""
         if self._state:
-            self._state.wait_for_everyone()
+            with _others_alive():
+                self._state.wait_for_everyone()
 
     def gather(self, value: Any) -> list[Any]:
         """A small value from every process, in the order of processes; every process must call this."""
@@ -65,7 +67,8 @@ class Processes:
             return [value]
         from accelerate.utils import gather_object
 
-        return list(gather_object([value]))
+        with _others_alive():
+            return list(gather_object([value]))
 
     def all_reduce(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """The sum of a tensor over all processes, on the CPU if there are several."""
@@ -105,6 +108,19 @@ class Processes:
         if any(failures):
             raise BadValueError(f"another process failed: {next(filter(None, failures))}")
         return result
+
+
+@contextmanager
+def _others_alive() -> Iterator[None]:
+    """What torch raises when another process is gone, in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TaskVectorError(
+            "another process of this run has ended, or cannot be reached "
+            f"({str(error).splitlines()[0][:200]}). Its own output tells why. Start the run again: what was finished "
+            "is kept."
+        ) from None
 
 
 def processes() -> Processes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hf_taskvec.models.layout import is_peft_model
+from hf_taskvec.models.sharded_weights import Gathered, is_sharded
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +111,8 @@ def _add_tensor(digest: "hashlib._Hash", name: str, tensor: "torch.Tensor") -> N
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    if is_sharded(tensor):
+        tensor = Gathered(tensor).read()
     if is_traceable_wrapper_subclass(tensor):  # torchao's: codes and scales that look like one tensor
         parts, context = tensor.__tensor_flatten__()
         digest.update(repr(context).encode())

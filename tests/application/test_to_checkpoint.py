@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -230,6 +231,63 @@ from hf_taskvec import TaskVector
 base, tuned, out = sys.argv[1:]
 TaskVector.from_finetuned(base, tuned).apply(base, out, scale=-0.3, max_shard_size="10KB")
 """
+
+
+_DYING = """
+import os, signal, sys, threading, time
+sys.argv, where = sys.argv[:-1], sys.argv[-1]
+if os.environ["RANK"] == "1":
+    import hf_taskvec.application.checkpoint_writing as writing
+    written, real = [], writing._write_tiles
+    def die(task):
+        written.append(1)
+        if len(written) > 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(task)
+    writing._write_tiles = die
+"""
+
+
+def test_a_process_that_dies_stops_the_others_and_the_next_run_resumes(models, tmp_path):
+    pair, script, dying = models.pair("phi", torch.bfloat16), tmp_path / "script.py", tmp_path / "dying.py"
+    script.write_text(_LAUNCHED)
+    dying.write_text(_DYING + _LAUNCHED)
+    began, said = time.monotonic(), tmp_path / "said"
+    run = launch.start(dying, pair.base, pair.tuned, tmp_path / "out", "x", processes=2, stderr=said)
+    first, second = run.processes
+    second.join(50)
+    first.join(60)  # by itself: nobody ends it
+    assert second.exitcode == -9 and first.exitcode not in (0, None) and time.monotonic() - began < 110
+    assert "another process of this run has ended" in said.read_text() and not (tmp_path / "out").exists()
+    launch.succeed(script, pair.base, pair.tuned, tmp_path / "out", processes=2)
+    launch.succeed(script, pair.base, pair.tuned, tmp_path / "one")
+    assert weights(tmp_path / "out") == weights(tmp_path / "one")
+
+
+def test_two_hosts_that_share_a_folder_write_the_same_bytes_as_one(models, tmp_path):
+    """`accelerate launch --num_machines 2`, each with temporary files of its own and, where possible, no shared memory."""
+    pair, script = models.pair("phi", torch.bfloat16), tmp_path / "script.py"
+    script.write_text(_LAUNCHED)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    apart = (
+        ["unshare", "--ipc"]
+        if subprocess.run(["unshare", "--ipc", "true"], capture_output=True).returncode == 0
+        else []
+    )
+    hosts = []
+    for rank in (0, 1):
+        own = tmp_path / f"host{rank}"
+        own.mkdir()
+        options = f"--multi_gpu --num_processes 2 --num_machines 2 --machine_rank {rank} --main_process_ip 127.0.0.1"
+        options += f" --main_process_port {port} --mixed_precision no --dynamo_backend no --rdzv_backend static"
+        line = [*apart, sys.executable, "-m", "accelerate.commands.launch", *options.split(), str(script)]
+        line += [str(pair.base), str(pair.tuned), str(tmp_path / "two")]
+        hosts.append(subprocess.Popen(line, env=launch.environment() | {"TMPDIR": str(own)}))
+    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
+    launch.succeed(script, pair.base, pair.tuned, tmp_path / "one")
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
 
 
 def test_two_processes_write_the_same_bytes_as_one(models, tmp_path):

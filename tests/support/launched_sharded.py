@@ -13,6 +13,7 @@ import torch
 from support import tiny_models
 from support.kinds_of_change import KINDS, SHAPE
 from support.launch import leave_processes
+from support.tiny_books import make_books, make_tokenizer, tiny_llama
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -25,6 +26,7 @@ from hf_taskvec import TaskVector, combine
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, ChangedSourceError, TaskVectorError, UnsupportedError
+from hf_taskvec.evaluation import protocols, sweep
 
 TOKENS = torch.arange(8)[None] % 20
 DTYPES = (torch.float32, torch.bfloat16)
@@ -138,6 +140,23 @@ def check_extraction(folder: Path, shard: Callable[[Path, torch.dtype], torch.nn
     model = shard(folder / "base", torch.float32)
     with vector.applied_to(model):
         assert_same(whole(model), whole(live), "base + vector")
+
+
+def check_sweep(folder: Path, shard: Callable[[Path, torch.dtype], torch.nn.Module]) -> None:
+    """A sweep of a sharded model says what one of the whole model says."""
+    home = folder / f"swept-by-{shard.__name__}"
+    if processes().is_main_process:
+        tiny_llama().save_pretrained(home)
+    processes().wait_for_everyone()
+    protocol = protocols.get(prompt_length=14, answer_length=8, samples=6)
+    told = []
+    for model in (load(home, torch.float32), shard(home, torch.float32)):
+        weight = 0.3 * torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
+        vector = TaskVector.from_tensors({"lm_head.weight": weight})
+        options = {"tokenizer": make_tokenizer(), "resamples": 50, "permutations": 50}
+        report = sweep(model, vector, (0, -0.5, -1), make_books(), protocol, **options)
+        told.append(report.choice.reason)
+    assert told[0] == told[1], told
 
 
 class Matrices(torch.nn.Module):
@@ -258,6 +277,8 @@ def main(folder: Path, *parts: str) -> None:
             check_models(folder, shard)
             check_attached(folder, shard)
             check_extraction(folder, shard)
+            if shard in (by_fsdp, by_tensor_parallelism):
+                check_sweep(folder, shard)
     if processes().is_main_process:
         print("all the same")
     leave_processes()

@@ -16,6 +16,7 @@ from hf_taskvec.evaluation.texts.passages import Passage
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
 from hf_taskvec.models.model_facts import context_length
+from hf_taskvec.models.sharded_weights import is_sharded
 from hf_taskvec.progress import progress_bar
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
@@ -167,7 +168,10 @@ def _run(
     with _progress_bar(label, state, progress) as bar:
         while True:
             plan = plan_batches(passages, scales, size, mixed=mixed, context=context)
-            numbers = range(state.process_index, len(plan.batches), state.num_processes)
+            # Processes that hold parts of a model call it together, so each of them asks everything.
+            together = any(is_sharded(weight) for weight in generator.model.parameters())
+            first, step = (0, 1) if together else (state.process_index, state.num_processes)
+            numbers = range(first, len(plan.batches), step)
             mine = [number for number in numbers if job.pending(plan.batches[number])]
             bar.reset(len(mine))
             trial = job.attempt(plan.batches[mine[0]]) if mine else {}
