@@ -265,7 +265,7 @@ def test_a_process_that_dies_stops_the_others_and_the_next_run_resumes(models, t
 
 
 def test_two_hosts_that_share_a_folder_write_the_same_bytes_as_one(models, tmp_path):
-    """`accelerate launch --num_machines 2`, each with temporary files of its own and, where possible, no shared memory."""
+    """`accelerate launch --num_machines 2`, each with temporary files of its own and, if that is allowed, memory."""
     pair, script = models.pair("phi", torch.bfloat16), tmp_path / "script.py"
     script.write_text(_LAUNCHED)
     with socket.socket() as found:
