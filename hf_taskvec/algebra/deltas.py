@@ -251,7 +251,7 @@ class Difference(_Stored):
 
     @override
     def owned(self, name: str) -> Delta | None:
-        parts = exact_parts(self.tuned.read(), self.base.read(), name)
+        parts = exact_parts(self.tuned.readable(), self.base.readable(), name)
         return Dense(parts) if parts else None
 
     @override
@@ -445,7 +445,7 @@ class DoRA(Delta):
         return (self.base, *self.low_rank.sources, self.magnitude)
 
     def _tuned_direction(self, start: int, stop: int) -> torch.Tensor:
-        rows = self.base.read()[start:stop].double()
+        rows = rows_of(self.base.readable(), start, stop).double()
         self.low_rank.add_rows(rows, start, stop, 1.0)
         return rows
 
@@ -464,7 +464,7 @@ class DoRA(Delta):
         gain = self._gain.to(out.device)
         gain = gain[start:stop, None] if self.axis == 0 else gain
         out.add_(self._tuned_direction(start, stop).to(out.device).mul_(gain), alpha=weight)
-        out.add_(self.base.read()[start:stop].to(out), alpha=-weight)
+        out.add_(rows_of(self.base.readable(), start, stop).to(out), alpha=-weight)
 
     @override
     def to_record(self, key: str, name: str, writer: DeltaWriter) -> dict[str, Any]:

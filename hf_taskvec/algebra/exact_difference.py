@@ -19,7 +19,7 @@ import torch
 from hf_taskvec.algebra.machine_code import REPORTED, can_compile, split_code
 from hf_taskvec.algebra.rounding import check_finite, dtype_name, round_once
 from hf_taskvec.algebra.scratch import Slot, buffer
-from hf_taskvec.algebra.sources import InMemory, Source
+from hf_taskvec.algebra.sources import InMemory, Readable, Source, numel, runs_of_elements
 from hf_taskvec.algebra.sparse_tensors import BLOCK, COUNTS, INTEGERS, OFFSETS, Sparse, collect, sparse_bytes
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.tiles import TILE
@@ -85,7 +85,7 @@ class _Found:
 
 
 @kept_subnormals()
-def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
+def exact_format(tuned: Readable, base: Readable, name: str) -> Format:
     """The smallest exact format of `tuned - base`. Reads both once; refuses NaN and infinities by name."""
     dtype: torch.dtype | None = torch.promote_types(tuned.dtype, base.dtype)
     while dtype is not None:
@@ -96,12 +96,12 @@ def exact_format(tuned: torch.Tensor, base: torch.Tensor, name: str) -> Format:
     raise BadValueError(f"{name}: the difference of the weights is too large for {dtype_name(widest)}.")
 
 
-def _format_in(tuned: torch.Tensor, base: torch.Tensor, name: str, dtype: torch.dtype) -> Format | None:
+def _format_in(tuned: Readable, base: Readable, name: str, dtype: torch.dtype) -> Format | None:
     """The format in a dtype, or one that is smaller and exact, too; None if it cannot hold the difference."""
     smaller = list(_SMALLER.get(dtype, ()))
     changed = rounded = signed = False
     counts = []
-    high, low = (buffer(Slot.PARTS, (min(TILE, tuned.numel()),), dtype, _CPU, part) for part in range(2))
+    high, low = (buffer(Slot.PARTS, (min(TILE, numel(tuned.shape)),), dtype, _CPU, part) for part in range(2))
     for a, b in _groups(tuned, base):
         high, low = high[: a.numel()], low[: a.numel()]
         for found in _split(a, b, high, low):
@@ -123,7 +123,7 @@ def _format_in(tuned: torch.Tensor, base: torch.Tensor, name: str, dtype: torch.
 Piece = list[tuple[torch.Tensor, ...]]
 
 
-def exact_pieces(tuned: torch.Tensor, base: torch.Tensor, form: Format) -> Iterator[Piece]:
+def exact_pieces(tuned: Readable, base: Readable, form: Format) -> Iterator[Piece]:
     """The parts of `tuned - base` in an exact format, some elements at a time; to be used before the next are made."""
     sparse = [part < form.parts and form.is_sparse(part) for part in range(2)]
     for a, b in _groups(tuned, base):
@@ -145,7 +145,7 @@ def _kept(elements: torch.Tensor, part: int) -> tuple[torch.Tensor, torch.Tensor
     return offsets[:count], values[:count]
 
 
-def exact_parts(tuned: torch.Tensor, base: torch.Tensor, name: str) -> tuple[Source, ...]:
+def exact_parts(tuned: Readable, base: Readable, name: str) -> tuple[Source, ...]:
     """`tuned - base` in new memory, as tensors whose exact sum it is; none if nothing changed."""
     form = exact_format(tuned, base, name)
     made = [
@@ -168,10 +168,9 @@ def _source(form: Format, part: int, tensors: list[torch.Tensor]) -> Source:
     return Sparse(form.shape, counts, offsets, values)
 
 
-def _groups(tuned: torch.Tensor, base: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _groups(tuned: Readable, base: Readable) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The elements, some blocks at a time."""
-    flat = (each.detach().contiguous().view(-1) for each in (tuned, base))
-    return zip(*(torch.split(each, TILE) for each in flat), strict=True)
+    return zip(runs_of_elements(tuned, TILE), runs_of_elements(base, TILE), strict=True)
 
 
 def _split(tuned: torch.Tensor, base: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> list[_Found]:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -23,6 +23,8 @@ from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.threads import workers
 
 _SAMPLE = 4096  # bytes at the start, the middle and the end of a tensor that enter a fingerprint
+
+_RUN = 1 << 19  # elements that are hashed or compared at a time
 
 
 class RowReader(ABC):
@@ -66,6 +68,40 @@ def rows_of(tensor: Readable, start: int, stop: int, number: int = 0) -> torch.T
     if isinstance(tensor, RowReader):
         return tensor.rows(start, stop, number)
     return tensor[start:stop] if tensor.ndim else tensor
+
+
+def runs_of_elements(tensor: Readable, size: int) -> Iterator[torch.Tensor]:
+    """All elements in the order in which they are stored, `size` at a time, to be used at once; the last may be fewer.
+
+    Args:
+        tensor (`Readable`):
+            What `Source.readable` gave.
+        size (`int`):
+            How many elements.
+
+    Example:
+        >>> [run.tolist() for run in runs_of_elements(torch.arange(5), 2)]
+        [[0, 1], [2, 3], [4]]
+
+    """
+    if isinstance(tensor, torch.Tensor):
+        yield from torch.split(tensor.detach().contiguous().view(-1), size)
+        return
+    count, width = tensor.shape[0], numel(tensor.shape[1:])
+    step = max(1, size // max(1, width))
+    rest = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    for start in range(0, count, step):
+        rows = tensor.rows(start, min(start + step, count)).reshape(-1)
+        whole, *others = torch.split(torch.cat([rest, rows]) if len(rest) else rows.clone(), size)
+        for run in others:
+            yield whole
+            whole = run
+        if len(whole) == size:
+            yield whole
+            whole = whole[:0]
+        rest = whole
+    if len(rest) or not count * width:
+        yield rest
 
 
 class Source(ABC):
@@ -225,8 +261,8 @@ def same_bytes(tensors: Mapping[str, Source], others: Mapping[str, Source]) -> b
 
 
 def _have_same_bytes(pair: tuple[Source, Source]) -> bool:
-    one, other = (source.read().contiguous().reshape(-1).view(torch.uint8) for source in pair)
-    return torch.equal(one, other)
+    runs = zip(*(runs_of_elements(source.readable(), _RUN) for source in pair), strict=True)
+    return all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in runs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import torch
 
 from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.quantisation import Scheme, block_size, check_scheme, quantise
-from hf_taskvec.algebra.sources import Source, numel
+from hf_taskvec.algebra.sources import Source, numel, rows_of
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.tiles import TILE, tiles_of_shape
@@ -302,8 +302,8 @@ def _pieces(matrix: _Matrix, edits: Sequence[tuple[Term, ...]]) -> Iterator[torc
     """The weights in runs, one output's after another's: those of the base, and below them those of each edit."""
     source, shape, name = matrix.source, matrix.source.shape, matrix.name
     sums = [Sum(shape, terms, source) for terms in edits]
-    stored = source.read()
     if matrix.transposed:
+        stored = source.read()
         whole = torch.empty(len(sums), *shape, dtype=source.dtype, device="cpu")
         for out, each in zip(whole, sums, strict=True):
             each.into(out, name)
@@ -312,9 +312,10 @@ def _pieces(matrix: _Matrix, edits: Sequence[tuple[Term, ...]]) -> Iterator[torc
             columns = slice(outputs, outputs + step)
             yield torch.cat([stored[None, :, columns], whole[:, :, columns]]).transpose(1, 2).flatten(1)
         return
+    opened = source.readable()
     for start, stop in tiles_of_shape(shape):
         rows = torch.empty(1 + len(sums), stop - start, *shape[1:], dtype=source.dtype, device="cpu")
-        rows[0] = stored[start:stop]
+        rows[0] = rows_of(opened, start, stop)
         for out, each in zip(rows[1:], sums, strict=True):
             out.copy_(each.rounded(start, stop, source.dtype, name))
         yield rows.flatten(1)

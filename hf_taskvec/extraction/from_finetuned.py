@@ -10,10 +10,10 @@ import torch
 from hf_taskvec.algebra.deltas import Delta, Dense, Difference, Rows
 from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.provenance import Origin, Provenance
-from hf_taskvec.algebra.sources import RowsOf, Source
+from hf_taskvec.algebra.sources import RowsOf, Source, runs_of_elements
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
-from hf_taskvec.algebra.tiles import tile_rows
+from hf_taskvec.algebra.tiles import TILE
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorWarning, UnsupportedError, some
 from hf_taskvec.filenames import MODEL_CARD
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
@@ -191,9 +191,9 @@ def _check_changed(base: Checkpoint, tuned: Checkpoint) -> None:
 def _equal(a: Source, b: Source) -> bool:
     if a.shape != b.shape:
         return False
-    step = tile_rows(a.shape)
-    tiles = zip(torch.atleast_1d(a.read()).split(step), torch.atleast_1d(b.read()).split(step), strict=True)
-    return all(torch.equal(one.double(), other.double()) for one, other in tiles)
+    pair = (a.readable(), b.readable())
+    runs = zip(*(runs_of_elements(each, TILE) for each in pair), strict=True)
+    return all(torch.equal(one.double(), other.double()) for one, other in runs)
 
 
 def _resized(

@@ -328,13 +328,13 @@ class _ExactParts:
                 following += 1
             first.append(following)
             following = first[-1] + (2 if self.form.is_sparse(part) else 1)
-        for piece in exact_pieces(self.delta.tuned.read(), self.delta.base.read(), self.form):
+        for piece in exact_pieces(self.delta.tuned.readable(), self.delta.base.readable(), self.form):
             for number, elements in zip(first, piece, strict=True):
                 yield from enumerate(elements, number)
 
 
 def _exact_format(content: _ExactParts) -> Format:
-    return exact_format(content.delta.tuned.read(), content.delta.base.read(), content.name)
+    return exact_format(content.delta.tuned.readable(), content.delta.base.readable(), content.name)
 
 
 @dataclass(frozen=True)
