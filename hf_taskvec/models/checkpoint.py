@@ -24,12 +24,14 @@ from hf_taskvec.json_files import read_json
 from hf_taskvec.models.card_metadata import stated
 from hf_taskvec.models.distributed_checkpoint import distributed_index, open_distributed
 from hf_taskvec.models.folder_contents import ContentKind, kinds_in, model_weights
+from hf_taskvec.models.gguf_files import is_gguf, open_gguf
 from hf_taskvec.models.layout import Layout, layout_of_config
 from hf_taskvec.models.locations import Location, locate
 from hf_taskvec.models.model_classes import named_classes
 from hf_taskvec.models.remote_files import open_remote
 from hf_taskvec.models.tensor_files import StoredTensor, open_files
 from hf_taskvec.models.tokenizer_digest import vocabulary_digest
+from hf_taskvec.quantised.reading import UnpackedModel, unpack_model
 
 # What to do with a folder that holds something else than a model's weights.
 _NO_MODELS: dict[ContentKind, str] = {
@@ -54,7 +56,10 @@ class Checkpoint:
     #: every tensor of the files under its name there, in their order; whatever transformers leaves out as well. What
     #: the files hold in the form of a live model is here in the form in which it is stored, after all others
     stored: Mapping[str, Source] = field(default_factory=dict)
-    #: name in the files -> canonical name (or tied alias), of everything that a vector can change
+    #: the same with what is stored in fewer bits put together to weights
+    unpacked: UnpackedModel = field(default_factory=lambda: UnpackedModel({}))
+    #: name in the files -> canonical name (or tied alias), of everything that a vector can change; of what is stored in
+    #: fewer bits the weight's own name
     canonical_of: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -108,7 +113,7 @@ def open_checkpoint(
 
     Args:
         where (`str` or `Path`):
-            A folder, or a Hub id (`me/model`, `me/model@revision`, `me/model:folder`).
+            A folder, a Hub id (`me/model`, `me/model@revision`, `me/model:folder`), or a GGUF file of this machine.
         revision (`str`, *optional*):
             A branch, tag or commit on the Hub.
         token (`str` or `bool`, *optional*):
@@ -121,8 +126,10 @@ def open_checkpoint(
     Raises:
         `MismatchError`: If it is an adapter or a saved vector, if files and config do not belong together, or if a
             tensor is missing.
-        `UnsupportedError`: If the weights are quantised.
+        `UnsupportedError`: If the weights are quantised in a way that is not read here.
     """
+    if is_gguf(where):
+        return _open_gguf(Path(where))
     beside = ["*.json", *(companions or [])]
     stream = stream and not is_folder(where)
     folder, name, commit = locate(where, revision, token, beside if stream else [*beside, "*.safetensors"])
@@ -143,15 +150,29 @@ def open_checkpoint(
     else:
         folder = _folder_of_config(folder)
         config, in_files = read_json(folder / CONFIG), open_distributed(weights)
-    if config.get("quantization_config"):  # its scales and the like have names that no architecture knows
-        for raw, source in in_files.items():
-            if source.dtype not in FLOATS:
-                raise _quantised(name, raw, source)
-    layout = layout_of_config(config, {raw: source.shape for raw, source in in_files.items()})
-    stored = in_stored_form(in_files, layout, name)
+    return _checkpoint(name, folder, commit, config, in_files, unpack_model(in_files, config, name))
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    found = open_gguf(path)
+    return _checkpoint(path.name, path.parent, None, found.config, found.stored, found.unpacked)
+
+
+def _checkpoint(
+    name: str,
+    folder: Path,
+    commit: str | None,
+    config: Mapping[str, Any],
+    in_files: Mapping[str, StoredTensor],
+    unpacked: UnpackedModel,
+) -> Checkpoint:
+    layout = layout_of_config(config, {raw: source.shape for raw, source in unpacked.weights.items()})
+    weights = in_stored_form(unpacked.weights, layout, name)
+    unpacked = UnpackedModel(weights, unpacked.beside)
+    stored = in_files if unpacked.packed else weights
     classes = named_classes(config)
-    placed = layout.place(stored, name, classes)
-    tensors, constants = canonical_tensors(placed, stored, layout, name, classes, layout.constants)
+    placed = layout.place(weights, name, classes)
+    tensors, constants = canonical_tensors(placed, weights, layout, name, classes, layout.constants)
     return Checkpoint(
         name=name,
         tensors=tensors,
@@ -162,6 +183,7 @@ def open_checkpoint(
         files=_hub_digests(folder, in_files),
         constants=constants,
         stored=stored,
+        unpacked=unpacked,
         canonical_of={raw: canonical for canonical, raw in placed.items() if canonical not in constants},
     )
 

@@ -21,10 +21,11 @@ from safetensors import SafetensorError, safe_open
 from hf_taskvec.algebra.sources import Readable, Source, samples
 from hf_taskvec.errors import ChangedSourceError, CorruptFileError, MissingFileError, UnsupportedError, some
 from hf_taskvec.json_files import read_json
+from hf_taskvec.models.gguf_header import map_gguf
 from hf_taskvec.models.locations import Location
 
-#: What safetensors calls a dtype -> the dtype. Besides those of weights, old checkpoints hold masks and the like, and
-#: saved vectors the positions of what is not zero.
+#: What safetensors calls a dtype -> the dtype. Besides those of weights, old checkpoints hold masks and the like, saved
+#: vectors the positions of what is not zero, and quantised models codes and scales.
 SAFETENSORS_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -37,6 +38,9 @@ SAFETENSORS_DTYPES = {
     "U16": torch.uint16,
     "I32": torch.int32,
     "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -51,10 +55,15 @@ class TensorFile:
         self.stamp = f"{stat.st_size}.{stat.st_mtime_ns}"
         self._identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         self._tensors: dict[str, torch.Tensor] | None = None
+        #: of a GGUF file: ggml's number of each tensor's type
+        self.kinds: dict[str, int] = {}
         try:
             if path.suffix == ".safetensors":
                 self._file = safe_open(path, framework="pt")
                 self.names = tuple(self._file.keys())
+            elif path.suffix == ".gguf":
+                self._tensors, self.kinds = map_gguf(path)
+                self.names = tuple(self._tensors)
             else:
                 self._tensors = _load_bin(path)
                 self.names = tuple(self._tensors)
