@@ -233,6 +233,7 @@ class TaskVector(VectorPushing):
         *,
         scale: float = 1.0,
         dtype: torch.dtype | str | None = None,
+        requantise: Literal["same", "bf16"] | None = None,
         max_shard_size: int | str | None = None,
         device: str | torch.device = "cpu",
         threads: int | None = None,
@@ -257,6 +258,10 @@ class TaskVector(VectorPushing):
                 λ.
             dtype (`torch.dtype` or `str`, *optional*):
                 Of the result; by default that of each of the base's tensors.
+            requantise (`"same"` or `"bf16"`, *optional*):
+                Needed where the base stores weights in fewer bits (FP8, MXFP4, compressed-tensors, GPTQ, AWQ; GGUF).
+                With `"same"` the edited weights are stored so again, and `taskvec_apply.json` tells for each what was
+                left of its edit; with `"bf16"` the output is a model without quantisation.
             max_shard_size (`int` or `str`, *optional*):
                 The largest size of one file, e.g. `"5GB"`; by default the base's own files.
             device (`str` or `torch.device`, *optional*, defaults to `"cpu"`):
@@ -296,6 +301,7 @@ class TaskVector(VectorPushing):
             output,
             scale=scale,
             dtype=dtype,
+            requantise=requantise,
             max_shard_size=max_shard_size,
             device=device,
             threads=threads,

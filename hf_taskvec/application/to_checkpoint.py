@@ -19,23 +19,24 @@ from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.checkpoint_writing import (
     OutputFiles,
-    OutputTensor,
     open_writers,
     total_bytes,
     write_files,
 )
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.application.finished_files import FinishedFiles
+from hf_taskvec.application.output_plan import RequantiseChoice, check_choice, output_config, plan_output
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.filenames import CONFIG, MODEL_RECORD, WEIGHTS, WEIGHTS_INDEX
 from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
-from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec, shard
+from hf_taskvec.files.safetensors_writer import SafetensorsWriter
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.companions import COMPANIONS, companions
-from hf_taskvec.models.tensor_files import file_of
-from hf_taskvec.models.vocabulary_size import grown_config
-from hf_taskvec.sizes import file_size, parse_size
+from hf_taskvec.sizes import file_size
+
+# Bytes that a record has at most of a weight that is stored in fewer bits again, beside its name.
+_OF_A_WEIGHT = 300
 
 # The folder in which the output grows, what is finished there, and the writers of the rest.
 _Begun = tuple[Path, FinishedFiles, dict[str, SafetensorsWriter]]
@@ -48,6 +49,7 @@ def apply(
     *,
     scale: float = 1.0,
     dtype: torch.dtype | str | None = None,
+    requantise: RequantiseChoice | None = None,
     max_shard_size: int | str | None = None,
     device: str | torch.device = "cpu",
     threads: int | None = None,
@@ -78,8 +80,9 @@ def apply(
         raise OutputError("the output folder is the base's own folder. Choose another.")
     beside = companions(checkpoint.folder)
     check_fits(vector, checkpoint, strict_base, may_grow=True)
-    files = _plan(scaled, checkpoint, out_dtype, max_shard_size)
-    config = _config(checkpoint, files, out_dtype)
+    choice = check_choice(requantise, checkpoint, out_dtype)
+    files = plan_output(scaled, checkpoint, out_dtype, max_shard_size, choice)
+    config = output_config(checkpoint, files, out_dtype, choice)
     job = _job_key(vector, scale, files)
     group = processes()
     is_main = group.is_main_process
@@ -100,10 +103,13 @@ def apply(
         # The main process decides what is left to do and creates the files; the others then open the same files.
         begun = group.together(begin, main_only=True)
         part, finished, writers = begun or join()
-        write_files(part, files, writers, finished, group, on, threads, progress, take)
+        requantised = write_files(part, files, writers, finished, group, on, threads, progress, take)
         group.wait_for_everyone()
         if is_main:
-            _finish(part, files, checkpoint, beside, config, _record(vector, scale, checkpoint, out_dtype))
+            record = _record(vector, scale, checkpoint, out_dtype, choice)
+            if requantised:
+                record["requantised"] = {name: each.to_dict() for name, each in sorted(requantised.items())}
+            _finish(part, files, checkpoint, beside, config, record)
             finished.remove_note()
     group.wait_for_everyone()
     return final
@@ -115,61 +121,22 @@ def largest_applied_size(
     *,
     dtype: torch.dtype | str | None = None,
     max_shard_size: int | str | None = None,
+    requantise: RequantiseChoice | None = None,
 ) -> int:
     """How many bytes `apply` writes at most; of the base no more than its headers are read."""
     checkpoint = open_checkpoint(base)
     assert checkpoint.folder is not None
     check_fits(vector, checkpoint, may_grow=True)
-    files = _plan(vector, checkpoint, None if dtype is None else parse_dtype(dtype), max_shard_size)
+    out_dtype = None if dtype is None else parse_dtype(dtype)
+    choice = check_choice(requantise, checkpoint, out_dtype)
+    files = plan_output(vector, checkpoint, out_dtype, max_shard_size, choice)
     beside = sum(path.stat().st_size for path in companions(checkpoint.folder))
     # A changed config is written with other spaces; the index and the files' headers have a line for each tensor.
     listed = sum(300 + 3 * len(name) + len(file) for file, each in files.items() for name in each)
-    record = 2 * len(json.dumps(_record(vector, 1.0, checkpoint, None)).encode())
+    record = 2 * len(json.dumps(_record(vector, 1.0, checkpoint, None, None)).encode())
+    if choice == "same":
+        record += sum(_OF_A_WEIGHT + 2 * len(name.encode()) for name in checkpoint.unpacked.packed)
     return total_bytes(files) + beside + (checkpoint.folder / CONFIG).stat().st_size + listed + record + 4096
-
-
-# What is to be written.
-
-
-def _plan(
-    vector: TaskVector, checkpoint: Checkpoint, dtype: torch.dtype | None, max_shard_size: int | str | None
-) -> dict[str, dict[str, OutputTensor]]:
-    """File -> its tensors, named and ordered as the base stores them; in its files too, unless a size is given."""
-    stored, canonical = checkpoint.stored, checkpoint.canonical_of
-    tensors: dict[str, OutputTensor] = {}
-    for raw, source in stored.items():
-        name = canonical.get(raw, raw)
-        name = checkpoint.layout.tied.get(name, name)
-        terms = vector[name].terms if raw in canonical and name in vector else ()
-        to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
-        tensors[raw] = OutputTensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
-    by_file: dict[str, dict[str, OutputTensor]] = {}
-    if max_shard_size is None and all(file_of(s).path.suffix == ".safetensors" for s in stored.values()):
-        for raw, source in stored.items():
-            by_file.setdefault(file_of(source).path.name, {})[raw] = tensors[raw]
-        return by_file
-    most = parse_size("5GB" if max_shard_size is None else max_shard_size)
-    layout = shard({raw: each.spec for raw, each in tensors.items()}, most, "model")
-    return {file: {raw: tensors[raw] for raw in names} for file, names in layout.items()}
-
-
-def _config(checkpoint: Checkpoint, files: OutputFiles, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The output's config; none for a base without one, which does not get half of one."""
-    config = dict(checkpoint.config)
-    if not config:
-        return config
-    if dtype is not None:
-        config.pop("torch_dtype", None)
-        config["dtype"] = dtype_name(dtype)
-    shapes = dict(checkpoint.layout.shapes)
-    sizes = set()
-    for each in files.values():
-        for raw, tensor in each.items():
-            if tensor.spec.shape != tensor.source.shape:
-                name = checkpoint.canonical_of[raw]
-                shapes[checkpoint.layout.tied.get(name, name)] = tensor.spec.shape
-                sizes.add((tensor.source.shape[0], tensor.spec.shape[0]))
-    return grown_config(config, *min(sizes), shapes) if sizes else config
 
 
 def _job_key(vector: TaskVector, scale: float, files: OutputFiles) -> str:
@@ -234,8 +201,15 @@ def _finish(
     (part / MODEL_RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, Any]:
+def _record(
+    vector: TaskVector,
+    scale: float,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    requantise: RequantiseChoice | None,
+) -> dict[str, Any]:
     """What the output is, for its card: no path of this machine."""
+    options = {"dtype": dtype_name(dtype)} if dtype else {}
     return {
         "library": f"hf_taskvec {__version__}",
         "base": checkpoint.record().to_json(),
@@ -243,5 +217,5 @@ def _record(vector: TaskVector, scale: float, checkpoint: Checkpoint, dtype: tor
         "scale": float(scale),
         "fingerprint": vector.fingerprint,
         "changed_parameters": len(vector),
-        "options": {"dtype": dtype_name(dtype)} if dtype else {},
+        "options": options | ({"requantise": requantise} if requantise else {}),
     }

@@ -1,7 +1,7 @@
 """`taskvec apply`: a whole model with a vector in it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from hf_taskvec.cli.arguments import (
 )
 from hf_taskvec.cli.dry_run import STREAMING_MEMORY, DryRun, applied_size, pushing_notes, weights_size
 from hf_taskvec.cli.outputs import check_output, finish_with_report
+from hf_taskvec.cli.requantised import requantised_totals
 from hf_taskvec.cli.results import CommandResult
 from hf_taskvec.errors import BadValueError
 
@@ -52,6 +53,10 @@ def apply_command(
     scale: ScaleOption = None,
     report: ReportOption = None,
     dtype: Annotated[str | None, typer.Option(help="Of the result; by default the model's own.")] = None,
+    requantise: Annotated[
+        str | None,
+        typer.Option(help="same or bf16, for a model stored in fewer bits (FP8, GPTQ, …): store it so again, or not."),
+    ] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="E.g. 5GB; by default the model's own files.")] = None,
     strict_base: Annotated[
         bool, typer.Option("--strict-base", help="Refuse a model whose bytes the vector was not made from.")
@@ -70,6 +75,8 @@ def apply_command(
 
     No model is ever in memory. With --report the report goes into the output, for its card.
     With --push neither memory nor disk holds a model: a shard is uploaded and makes room for the next.
+    A model whose weights are stored in fewer bits needs --requantise: "same" tells how much of the edit that leaves,
+    weight by weight in taskvec_apply.json; "bf16" writes a model without quantisation.
     """
     if (output is None) == (push is None):
         raise BadValueError("give either --output FOLDER or --push REPO_ID.")
@@ -79,7 +86,7 @@ def apply_command(
     amount, measured = chosen_scale(scale, report)
     if dry_run:
         reads = {model: weights_size(model, token), vector: found.nbytes}
-        written = applied_size(found, model, dtype, max_shard_size, measured, token)
+        written = applied_size(found, model, dtype, max_shard_size, measured, token, requantise)
         notes = [f"λ = {amount:g}"]
         if push is not None:
             notes += pushing_notes(model, sum(size or 0 for size in reads.values()), written, token)
@@ -104,10 +111,12 @@ def apply_command(
         output,
         scale=amount,
         dtype=dtype,
+        requantise=cast("Literal['same', 'bf16'] | None", requantise),  # the library checks it
         max_shard_size=max_shard_size,
         strict_base=strict_base,
         overwrite=overwrite,
         token=token,
     )
-    finish_with_report(output, measured, {"scale": amount, "expression": (found * amount).expression}, json)
+    values = {"scale": amount, "expression": (found * amount).expression}
+    finish_with_report(output, measured, values, json, requantised_totals(output))
     return None

@@ -130,13 +130,15 @@ def applied_size(
     max_shard_size: str | None,
     report: "UnlearningReport | None",
     token: str | None,
+    requantise: str | None = None,
 ) -> int:
     """What `apply` writes at most."""
     from hf_taskvec.application.to_checkpoint import largest_applied_size
 
     beside = report_size(report) + _COMMAND
     if are_folders([model]):
-        return largest_applied_size(vector, model, dtype=dtype, max_shard_size=max_shard_size) + beside
+        choices: Any = {"dtype": dtype, "max_shard_size": max_shard_size, "requantise": requantise}
+        return largest_applied_size(vector, model, **choices) + beside
     return int(_widening(dtype) * (sum(size for _, size in _files(model, token)) + vector.nbytes)) + _RECORDS + beside
 
 

@@ -10,6 +10,7 @@ from hf_taskvec.sizes import file_size
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.cli.requantised import RequantisedTotals
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
 
@@ -50,13 +51,22 @@ def save_and_report(
     CommandResult(values, lines).show(as_json)
 
 
-def finish_with_report(output: Path, report: "UnlearningReport | None", values: dict[str, Any], as_json: bool) -> None:
+def finish_with_report(
+    output: Path,
+    report: "UnlearningReport | None",
+    values: dict[str, Any],
+    as_json: bool,
+    requantised: "RequantisedTotals | None" = None,
+) -> None:
     """Put the report and the command beside a model or an adapter, and tell what was written."""
     if report is not None:
         report.save(output / filenames.REPORT_FOLDER, plots=False)  # the card draws what it shows
     record_command(output)
     nbytes = folder_size(output)
     lines = [f"{output}: {values['expression']}, {file_size(nbytes)}"]
+    if requantised is not None:
+        values = {**values, "requantised": requantised.to_dict()}
+        lines.append(str(requantised))
     CommandResult({"output": str(output), **values, "bytes": nbytes}, lines).show(as_json)
 
 

@@ -92,6 +92,12 @@ class SafetensorsWriter:
         assert rows.dtype == spec.dtype and rows.shape[1:] == torch.Size(spec.shape[1:])
         self.write_elements(name, rows, start * numel(spec.shape[1:]))
 
+    def write_columns(self, name: str, columns: torch.Tensor, start: int = 0) -> None:
+        """Write columns of a matrix, all its rows of them, from column `start` on."""
+        width = self._specs[name].shape[1]
+        for number, row in enumerate(columns):
+            self.write_elements(name, row, number * width + start)
+
     def write_elements(self, name: str, elements: torch.Tensor, start: int) -> None:
         """Write elements of a tensor, in the order in which they are stored, from element `start` on."""
         spec = self._specs[name]

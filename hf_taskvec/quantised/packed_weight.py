@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.algebra.rounding import dtype_name
-from hf_taskvec.algebra.sources import RowReader, Source, numel
+from hf_taskvec.algebra.sources import RowReader, Source, numel, sampled_places, tensor_bytes
 from hf_taskvec.algebra.tiles import TILE
 from hf_taskvec.errors import CorruptFileError, MismatchError
 
@@ -105,6 +105,16 @@ class PackedWeight(Source):
         for start, stop in self.runs():
             whole[start:stop] = opened.rows(start, stop)
         return whole
+
+    @override
+    def sampled(self) -> bytes:
+        opened, width, size = self.readable(), max(1, numel(self.size[1:])), self.dtype.itemsize
+        found = []
+        for first, last in sampled_places(numel(self.size), size):  # no other rows are made than those
+            start = first // (width * size)
+            rows = opened.rows(start, -(-last // (width * size)))
+            found.append(tensor_bytes(rows)[first - start * width * size : last - start * width * size])
+        return b"".join(found)
 
     @property
     def row_unit(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import tiny_models
+from support import tiny_models, tiny_quantised
 from support.command_line import COMMANDS, OF_OTHERS, Run
 from support.edited_model import Edited
 from support.hub_server import HubServer
@@ -46,6 +46,7 @@ BAD = [
     (["apply", "vector", "base", "--report", "nowhere", "-o", "x"], "no report at"),
     (["apply", "vector", "base", "--scale", "nan", "-o", "x"], "nan"),
     (["apply", "vector", "base", "-o", "base"], "holds other files"),
+    (["apply", "vector", "base", "--requantise", "same", "-o", "x"], "no weight of base is stored in fewer bits"),
     (["adapter", "vector", "-o", "x"], "are not low-rank"),
     (["adapter", "vector", "--dense", "lose", "-o", "x"], "not one of"),
     (["eval", "base", "-o", "x"], "no book was given"),
@@ -193,6 +194,19 @@ def test_a_report_goes_with_the_model(hub: HubServer, taskvec: Run, edited: Edit
     assert pushed["changed"] and hub.history("me/x")[0].title == "Forget"
     again = taskvec("push", tmp_path / "out", "me/x")
     assert "unchanged, no commit made" in again.out
+
+
+def test_a_model_of_fewer_bits_is_written_as_is_chosen(taskvec: Run, tmp_path: Path) -> None:
+    base = tiny_quantised.fp8(tmp_path / "fp8", tiny_quantised.llama())
+    name = "model.layers.0.mlp.up_proj.weight"
+    TaskVector.from_tensors({name: torch.full((96, 64), 0.01)}).save(tmp_path / "edit")
+    assert "Pass --requantise same to store" in taskvec("apply", tmp_path / "edit", base, "-o", tmp_path / "x").err
+    given = ["apply", tmp_path / "edit", base, "--requantise", "same", "-o", tmp_path / "same"]
+    planned = taskvec(*given, "--dry-run", "--json").json
+    answer = taskvec(*given, "--json").json
+    assert answer["requantised"]["tensors"] == 1 and answer["requantised"]["lowest_share"]["name"] == name
+    assert 0.5 < answer["requantised"]["lowest_share"]["share"] < 1.5
+    assert answer["bytes"] <= next(iter(planned["writes"].values()))
 
 
 def test_an_exported_adapter_names_its_base_and_is_pushed(

@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzzing import model_targets, run_targets, text_targets, vector_targets
+from fuzzing import model_targets, quantised_targets, run_targets, text_targets, vector_targets
 from fuzzing.runner import Target
 
 TARGETS: list[Target] = [
     *vector_targets.TARGETS,
     *model_targets.TARGETS,
+    *quantised_targets.TARGETS,
     *run_targets.TARGETS,
     *text_targets.TARGETS,
 ]
@@ -21,6 +22,7 @@ _DISTRIBUTED = "damaged at random in tests/models/test_distributed_checkpoint.py
 #: `module:function` that reads a file, or a text of one, without a target
 EXEMPT = {
     "hf_taskvec.application.peft_loading:check_loads": "PEFT reads what was written just before",
+    "hf_taskvec.cli.requantised:requantised_totals": "the record that the command wrote just before",
     "hf_taskvec.evaluation.benchmarks.data_sources:_load": "datasets reads it; each value of its rows is checked after",
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",

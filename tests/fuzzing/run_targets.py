@@ -472,7 +472,7 @@ def make_note(folder: Path) -> None:
     finished = FinishedFiles(folder, "a job")
     for name in ("one.safetensors", "two.safetensors"):
         (folder / name).write_bytes(name.encode() * 10)
-        finished.add(name)
+        finished.add(name, {})
 
 
 def read_note(folder: Path) -> Any:
