@@ -80,6 +80,8 @@ def apply_command(
     """
     if (output is None) == (push is None):
         raise BadValueError("give either --output FOLDER or --push REPO_ID.")
+    if push is not None and requantise is not None:
+        raise BadValueError("--requantise needs --output FOLDER, which `taskvec push` uploads.")
     if output is not None:
         check_output(output, filenames.MODEL_RECORD, overwrite)
     found = load_vector(vector, token=token) if base is None else _difference(base, vector, token)
