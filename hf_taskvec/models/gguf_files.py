@@ -108,6 +108,8 @@ def open_gguf(path: Path) -> GgufModel:
         settings = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name).to_dict()
         shapes = {name: _shape(file.header(name)[0], file.kinds[name]) for name in file.names}
         names = _Names(path, settings, shapes)
+    except UnsupportedError:
+        raise
     except NotImplementedError as error:
         raise UnsupportedError(f"{path.name}: {error}. Convert the model to safetensors in bf16.") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -146,7 +148,9 @@ class _Names:
         self._processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=self._parsed["config"])
         model = build_meta_model(config, most_parameters(config, shapes))
         if any(tensor.ndim == 3 for tensor in model.state_dict().values()):
-            raise NotImplementedError("mixtures of experts in GGUF are not read here")
+            raise UnsupportedError(
+                f"{path.name} is a mixture of experts, which is not read from GGUF. Convert it to safetensors in bf16."
+            )
         self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
 
     def _process(self, name: str) -> _Process:

@@ -15,6 +15,7 @@ from hf_taskvec.errors import CorruptFileError, UnsupportedError
 # The sizes of GGUF's plain types by their numbers; 8 is a text, 9 a list.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TEXT, _LIST = 8, 9
+_MORE = "its header claims more than the file has"
 # What a tensor takes at least in the header: its name's length, the number of dimensions, its type and offset.
 _LEAST_OF_A_TENSOR = 8 + 4 + 4 + 8
 
@@ -41,9 +42,8 @@ def map_gguf(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
             tensors[str(each.name)] = tensor.view(torch.bfloat16) if is_bf16 else tensor
             kinds[str(each.name)] = int(each.tensor_type)
     except Exception as error:  # whatever the damaged bytes lead the reader to
-        raise CorruptFileError(
-            f"{path.name} is damaged or not a GGUF file ({type(error).__name__}). Download it again."
-        ) from None
+        why = str(error) if isinstance(error, CorruptFileError) else type(error).__name__
+        raise CorruptFileError(f"{path.name} is damaged or not a GGUF file ({why}). Download it again.") from None
     return tensors, kinds
 
 
@@ -61,7 +61,7 @@ class _Header:
 
     def skip(self, count: int, move: bool = True) -> int:
         if count > self.left:
-            raise EOFError("the header claims more than the file has")
+            raise CorruptFileError(_MORE)
         self.left -= count
         if move:
             self._file.seek(count, 1)
@@ -73,7 +73,7 @@ class _Header:
         elif kind != _LIST:
             self.skip(_SIZES[kind])
         elif depth:
-            raise ValueError("a list of lists")
+            raise CorruptFileError("its header has a list of lists")
         else:
             inner, count = self.number("<I"), self.number("<Q")
             if inner in _SIZES:
@@ -85,7 +85,7 @@ class _Header:
 
     def several(self, count: int, least: int) -> None:
         if count * least > self.left:
-            raise EOFError("the header claims more than the file has")
+            raise CorruptFileError(_MORE)
 
     def close(self) -> None:
         self._file.close()
