@@ -10,11 +10,11 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.quantised.bit_fields import FP4, pack_fp4, unpack_fp4
-from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, Piece, ScaledWeight, Scales
+from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, ScaledWeight, Scales, StoredPiece
 from hf_taskvec.quantised.scaled_matrix import scale_numbers, stored_scales
 
 #: codes that share a scale, and the bytes that they take
-BLOCK, BLOCK_BYTES = 32, 16
+BLOCK_CODES, BLOCK_BYTES = 32, 16
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Mxfp4Experts(ScaledWeight):
     @property
     @override
     def grid(self) -> Grid:
-        return Grid(1, BLOCK)
+        return Grid(1, BLOCK_CODES)
 
     @property
     @override
@@ -54,6 +54,6 @@ class Mxfp4Experts(ScaledWeight):
         return Scales(scale_numbers(opened["scales"][start:stop]), None)
 
     @override
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
-        yield Piece("codes", pack_fp4(codes).unflatten(-1, (-1, BLOCK_BYTES)), start)
-        yield Piece("scales", stored_scales(found.scales, torch.uint8), start)
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
+        yield StoredPiece("codes", pack_fp4(codes).unflatten(-1, (-1, BLOCK_BYTES)), start)
+        yield StoredPiece("scales", stored_scales(found.scales, torch.uint8), start)

@@ -19,7 +19,7 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.quantised.bit_fields import pack_fields, unpack_fields
-from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, Piece, ScaledWeight, Scales
+from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, ScaledWeight, Scales, StoredPiece
 
 #: the bits of an AWQ code
 AWQ_BITS = 4
@@ -137,14 +137,14 @@ class PackQuantized(PackedIntegers):
         return fields[:, start - first : stop - first].t().float().add_(self._lowest)
 
     @override
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
-        yield Piece("codes", pack_fields(codes - self._lowest, self.bits), start)
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
+        yield StoredPiece("codes", pack_fields(codes - self._lowest, self.bits), start)
         source = self.part("scales")
         assert source is not None
-        yield Piece("scales", found.scales.to(source.dtype).reshape(-1, *source.shape[1:]), start)
+        yield StoredPiece("scales", found.scales.to(source.dtype).reshape(-1, *source.shape[1:]), start)
         if found.zeros is not None:
             words = pack_fields((found.zeros - self._lowest).t(), self.bits).t().contiguous()
-            yield Piece("zeros", words, start * self.bits // 32)
+            yield StoredPiece("zeros", words, start * self.bits // 32)
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ class Gptq(PackedIntegers):
         return unpack_fields(some, self.bits, last - first)[:, start - first : stop - first]
 
     @override
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
         assert found.zeros is not None
-        yield Piece("codes", pack_fields(codes, self.bits).t().contiguous(), start, is_columns=True)
-        yield Piece("scales", found.scales.t().to(self.scales_dtype).contiguous(), start, is_columns=True)
+        yield StoredPiece("codes", pack_fields(codes, self.bits).t().contiguous(), start, is_columns=True)
+        yield StoredPiece("scales", found.scales.t().to(self.scales_dtype).contiguous(), start, is_columns=True)
         zeros = found.zeros.t().int()
         if self.zeros_less_one:
             zeros = (zeros - 1) & self._mask
-        yield Piece("zeros", pack_fields(zeros, self.bits), start * self.bits // 32, is_columns=True)
+        yield StoredPiece("zeros", pack_fields(zeros, self.bits), start * self.bits // 32, is_columns=True)
 
 
 @dataclass(frozen=True)
@@ -239,11 +239,11 @@ class Awq(PackedIntegers):
         return ordered[:, start - first * 8 : stop - first * 8]
 
     @override
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
-        yield Piece("codes", self._words(codes), start // 8, is_columns=True)
-        yield Piece("scales", found.scales.t().to(self.scales_dtype).contiguous(), start, is_columns=True)
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
+        yield StoredPiece("codes", self._words(codes), start // 8, is_columns=True)
+        yield StoredPiece("scales", found.scales.t().to(self.scales_dtype).contiguous(), start, is_columns=True)
         if found.zeros is not None:
-            yield Piece("zeros", self._words(found.zeros), start // 8, is_columns=True)
+            yield StoredPiece("zeros", self._words(found.zeros), start // 8, is_columns=True)
 
     @staticmethod
     def _words(fields: torch.Tensor) -> torch.Tensor:

@@ -217,7 +217,7 @@ class Scales(NamedTuple):
     zeros: torch.Tensor | None
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """Elements of a stored tensor: some of its rows, or of all its rows some columns."""
 
     role: str
@@ -278,7 +278,7 @@ class ScaledWeight(PackedWeight):
         """The scales of the blocks that rows `start:stop` are in."""
 
     @abstractmethod
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
         """What is stored of whole blocks, from row `start` on, whose codes and scales are given."""
 
     @override

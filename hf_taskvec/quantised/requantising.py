@@ -14,7 +14,7 @@ import torch
 
 from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.quantised.bit_fields import nearest_fp4
-from hf_taskvec.quantised.packed_weight import Opened, PackedWeight, Piece, ScaledWeight, Scales
+from hf_taskvec.quantised.packed_weight import Opened, PackedWeight, ScaledWeight, Scales, StoredPiece
 from hf_taskvec.quantised.scaled_matrix import EXPONENTS
 
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -80,7 +80,7 @@ class EditTally:
         return Requantised(self._format, self._weights, self._edited, self._undone, error, share)
 
 
-def requantise(weight: ScaledWeight, edited: Sum, tally: EditTally | None = None) -> Iterator[Piece]:
+def requantise(weight: ScaledWeight, edited: Sum, tally: EditTally | None = None) -> Iterator[StoredPiece]:
     """What is to be stored of an edited weight, in its own format, some rows at a time.
 
     Args:
@@ -92,7 +92,7 @@ def requantise(weight: ScaledWeight, edited: Sum, tally: EditTally | None = None
             Is told of all rows.
 
     Returns:
-        `Iterator` of `Piece`: To be used before the next is made.
+        `Iterator` of `StoredPiece`: To be used before the next is made.
 
     Raises:
         `BadValueError`: If an edited weight is not finite.

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import override
 
 from hf_taskvec.quantised.bit_fields import FP4, pack_fp4, unpack_fp4
-from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, Piece, ScaledWeight, Scales
+from hf_taskvec.quantised.packed_weight import Grid, Levels, Opened, ScaledWeight, Scales, StoredPiece
 
 #: a byte that holds an exponent, with what is subtracted from it
 EXPONENTS, EXPONENT_BIAS = (torch.uint8, torch.float8_e8m0fnu), 127
@@ -94,8 +94,8 @@ class ScaledMatrix(ScaledWeight):
         return numbers.reshape(self.blocks(self.size[0]))[first:last]
 
     @override
-    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[Piece]:
-        yield Piece("codes", self._stored_codes(codes), start)
+    def pieces(self, codes: torch.Tensor, found: Scales, start: int) -> Iterator[StoredPiece]:
+        yield StoredPiece("codes", self._stored_codes(codes), start)
         for role, numbers in (("scales", found.scales), ("zeros", found.zeros)):
             source = self.part(role)
             if source is None or numbers is None or (self.is_whole and start):
@@ -103,7 +103,7 @@ class ScaledMatrix(ScaledWeight):
             first = 0 if self.is_whole else start // self.row_unit
             stored = stored_scales(numbers, source.dtype) if role == "scales" else numbers.to(source.dtype)
             rows = source.shape if self.is_whole else (len(numbers), *source.shape[1:])
-            yield Piece(role, stored.reshape(rows), first)
+            yield StoredPiece(role, stored.reshape(rows), first)
 
     def _stored_codes(self, codes: torch.Tensor) -> torch.Tensor:
         source = self.part("codes")
