@@ -28,7 +28,7 @@ from hf_taskvec.quantised.packed_weight import PackedWeight
 from hf_taskvec.quantised.scaled_matrix import EXPONENTS, FLOAT_CODES, Fp4Matrix, ScaledMatrix
 
 #: role in the format, name in the files, and the tensor itself
-StoredPart = tuple[str, str, Source]
+PackedPart = tuple[str, str, Source]
 
 #: the way out for whatever cannot be read
 OTHERWISE = (
@@ -119,7 +119,7 @@ class _Reader:
         """What stands before the suffix in each name that has it."""
         return (name.removesuffix(suffix) for name in self.stored if name.endswith(suffix))
 
-    def part(self, role: str, name: str, weight: str) -> StoredPart:
+    def part(self, role: str, name: str, weight: str) -> PackedPart:
         """A tensor that must be there.
 
         Raises:
@@ -132,7 +132,7 @@ class _Reader:
             )
         return (role, name, self.stored[name])
 
-    def check(self, part: StoredPart, dtypes: tuple[torch.dtype, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
+    def check(self, part: PackedPart, dtypes: tuple[torch.dtype, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
         """Refuse a stored tensor that does not fit the others.
 
         Raises:
@@ -148,7 +148,7 @@ class _Reader:
             f"format that is not known. {OTHERWISE}"
         )
 
-    def block(self, parts: Sequence[StoredPart], size: tuple[int, ...], declared: Any) -> tuple[int, int]:
+    def block(self, parts: Sequence[PackedPart], size: tuple[int, ...], declared: Any) -> tuple[int, int]:
         """The rows and columns that share a scale, from the shape of the scales.
 
         A declared block counts where it gives as many scales as there are: nothing else tells how blocks lie that do
@@ -367,7 +367,7 @@ def _awq(reader: _Reader) -> Iterator[PackedWeight]:
         yield Awq(f"{name}weight", (outputs, inputs), reader.dtype, tuple(parts), bits, group, parts[1][2].dtype)
 
 
-def _transposed(reader: _Reader, name: str, bits: int, inputs: int) -> tuple[list[StoredPart], int, int]:
+def _transposed(reader: _Reader, name: str, bits: int, inputs: int) -> tuple[list[PackedPart], int, int]:
     """The parts that GPTQ and AWQ share, how many outputs there are, and how many inputs share a scale."""
     weight = f"{name}weight"
     roles = (("codes", "qweight"), ("scales", "scales"), ("zeros", "qzeros"))
