@@ -356,7 +356,7 @@ TARGETS = [
     ),
     Target(
         "index of shards",
-        ("hf_taskvec.models.tensor_files:_open_shards",),
+        ("hf_taskvec.models.tensor_files:open_shards",),
         "model.safetensors.index.json",
         Json(),
         make_sharded,
