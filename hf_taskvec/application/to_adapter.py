@@ -154,7 +154,8 @@ def _located(where: str | Path | None, revision: str | None, required: bool) -> 
         return None
     try:
         found = locate(where, revision, None, [CONFIG, *TOKENIZER_FILES])
-        read_json(found.path / CONFIG)
+        if not (found.path / CONFIG).is_file():
+            raise MissingFileError(f"{CONFIG} is missing in {found.name}.")
     except MissingFileError:
         if required:
             raise

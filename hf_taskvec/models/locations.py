@@ -74,7 +74,8 @@ def _cached(folder: Path) -> LocatedFolder | None:
     main = folder / "refs" / "main"
     if kind != "models" or not main.is_file():
         return None
-    snapshot = folder / "snapshots" / main.read_text("utf-8").strip()
+    commit = main.read_text("utf-8", "replace").strip()
+    snapshot = folder / "snapshots" / (commit if commit.isalnum() else "")
     if snapshot.resolve().parent != (folder / "snapshots").resolve() or not snapshot.is_dir():
         raise MissingFileError(f"{folder.name} in the Hub's cache has no snapshot of its main branch. Give another.")
     return LocatedFolder(snapshot, name.replace("--", "/"), None)

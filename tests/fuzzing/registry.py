@@ -35,6 +35,7 @@ EXEMPT = {
     "hf_taskvec.models.restricted_pickle:read_pickled_index": _DISTRIBUTED,
     "hf_taskvec.models.layout:_layout_of_json": "a text that was made of a config, as a key of the cache",
     "hf_taskvec.models.layout:_layout_of_class": "the same of a class of somebody's own",
+    "hf_taskvec.models.locations:_cached": "the name of a snapshot, of which only letters and digits are taken",
     "hf_taskvec.models.loading:load_for_evaluation": _TRANSFORMERS,
     "hf_taskvec.models.loading:load_tokenizer": _TRANSFORMERS,
     "hf_taskvec.peak_memory:_status": "the kernel's own",
