@@ -63,7 +63,7 @@ def locate(where: str | Path, revision: str | None, token: str | bool | None, pa
             f"{where!r} is neither a folder here nor a repository that the Hub gave ({type(error).__name__}: {reason})."
         ) from None
     path, commit = Path(found, inside or ""), Path(found).name
-    if not path.is_dir():
+    if inside is not None and not path.is_dir():
         raise MissingFileError(f"{repository!r} has no folder {inside!r} on the Hub, or none of a model's files in it.")
     return LocatedFolder(path, where, commit)
 

@@ -452,7 +452,8 @@ def test_another_architecture_is_refused(models: TinyModels) -> None:
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.bool], ids=str)
 def test_integer_and_quantised_weights_are_refused(broken: Any, dtype: torch.dtype) -> None:
     pair = broken(lambda state: state.update({BIAS: torch.ones(32).to(dtype)}))
-    with pytest.raises(TaskVectorError, match=rf"broken: {BIAS} is stored as .*quantised.*use the model in bf16"):
+    told = rf"broken: {BIAS} is stored (as .*quantised.*use the model in bf16|in fewer bits, and {BIAS}_scale_inv)"
+    with pytest.raises(TaskVectorError, match=told):
         pair.vector()
 
 
@@ -468,7 +469,7 @@ def test_a_quantised_checkpoint_is_called_so(models: TinyModels, tmp_path: Path)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TaskVectorError, match=r"four-bit.*model\.layers\.0\.mlp\.fc1\.weight.*quantised.*bf16"):
+    with pytest.raises(TaskVectorError, match=r"four-bit is quantised by 'bitsandbytes', .* not read here.*bf16"):
         TaskVector.from_finetuned(pair.base, folder)
 
 

@@ -16,7 +16,7 @@ from fuzzing.vector_targets import _loaded, _reread, _typed, make_adapter, make_
 from support.tiny_books import STORY
 
 from hf_taskvec.analysis.report_sections import read_rows
-from hf_taskvec.application.to_adapter import _known
+from hf_taskvec.application.to_adapter import _known, _located
 from hf_taskvec.cli import command_record
 from hf_taskvec.evaluation import load_book
 from hf_taskvec.experiments.config_options import read_config
@@ -169,7 +169,7 @@ def expected_push(document: Any, folder: Path) -> Any:
 
 
 def read_known(folder: Path) -> Any:
-    known = _known(folder / "base", None, required=True)
+    known = _known(_located(folder / "base", None, required=True))
     return {name: list(source.shape) for name, source in known.tensors.items()}
 
 
