@@ -90,7 +90,7 @@ def apply(
 
         def begin() -> _Begun:
             check_replaceable(output, MODEL_RECORD, overwrite)
-            _check_space(final, files, one_by_one=take is not None)
+            _check_space(final, files, take is not None)
             part = stack.enter_context(new_folder(output, MODEL_RECORD, overwrite, resume=True))
             finished = FinishedFiles.of_interrupted_run(part, job, files)
             return part, finished, stack.enter_context(open_writers(part, files, finished))
