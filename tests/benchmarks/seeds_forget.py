@@ -20,6 +20,8 @@ passage of 12 + 12 words, so that the answers are the whole text, each word once
 - `lora, repair` and so on (with `--ways lora`): the same from a LoRA vector, repaired in full;
 - `repair on …`: on a share of the kept text, or (`--unseen`) on the next words of the same books, which no model saw;
 - `retraining`: the reference itself, for what it loses of the kept books;
+- `another retraining` (with `--again`): the same with another order of the text, beside the reference: how near to a
+  retrained model another one comes;
 - `brief retraining`: θ_0 fine-tuned on the two books for as long as one repair: what the repair's budget buys without
   any vector.
 
@@ -91,6 +93,7 @@ WAYS: tuple[Way, ...] = (
 )
 REPAIRS = 2
 SHARE, UNSEEN = "repair on {:.0%} of the kept text", "repair on other text of the same books"
+AGAIN = "another retraining"
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "forget"
 
 
@@ -102,6 +105,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", choices=[which for _, which, *_ in WAYS], default=["full"])
     parser.add_argument("--shares", type=float, nargs="*", default=[], help="also repair on these shares of the text")
     parser.add_argument("--unseen", action="store_true", help="also repair on the next words of the kept books")
+    parser.add_argument("--again", action="store_true", help="also a second retraining, beside the first")
     parser.add_argument("--output", type=Path, default=Path("outputs/seeds-forget"))
     parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="where finished cases are written")
     parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
@@ -226,8 +230,14 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
         brief = train("brief", REPAIR, *kept)
         edits["brief retraining"] = TaskVector.from_finetuned(joint, brief, name="brief")
         made["brief retraining"] = {"edit": "θ_0, trained", "tokens": REPAIR.epochs * case.keep_blocks.num_rows * BLOCK}
+    if options.again:
+        other = replace(FULL, seed=seed + 1000)
+        again = stages.train(AGAIN, base, blocks(*kept), other)
+        edits[AGAIN] = TaskVector.from_finetuned(joint, again, name="again")
+        made[AGAIN] = {"edit": "θ_0, retrained", "tokens": FULL.epochs * case.keep_blocks.num_rows * BLOCK}
     report = asking(edits, None)
-    report.save(folder / "-".join([*ways, *map(str, options.shares), *["unseen"] * options.unseen]), plots=False)
+    asked = [*ways, *map(str, options.shares), *["unseen"] * options.unseen, *["again"] * options.again]
+    report.save(folder / "-".join(asked), plots=False)
     retraining = FULL.epochs * case.keep_blocks.num_rows * BLOCK
     for scale, verdict in verdicts_by_scale(report).items():
         if not scale:  # untouched
@@ -272,6 +282,7 @@ def is_finished(path: Path, options: argparse.Namespace) -> bool:
     """Whether a case was written before, with all that is asked for now."""
     wanted = {f"{prefix}search" for prefix, which, *_ in WAYS if which in options.ways}
     wanted |= {SHARE.format(share) for share in options.shares} | ({UNSEEN} if options.unseen else set())
+    wanted |= {AGAIN} if options.again else set()
     return path.exists() and wanted <= json.loads(path.read_text("utf-8"))["edits"].keys()
 
 
