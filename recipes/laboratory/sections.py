@@ -14,6 +14,7 @@ from laboratory import (
     gradients,
     lemmas,
     linearity,
+    matching,
     rounds,
     stationary,
     task_figures,
@@ -82,6 +83,13 @@ SECTIONS = {
         averaging.run,
         {"averaging": task_figures.averaging_figure},
         ("averaging", "pictures"),
+    ),
+    "matching": Section(
+        "Zhou et al. 2024: models from scratch with matched neurons (figure 11; needs scipy)",
+        matching.run,
+        {"matching": task_figures.matching_figure},
+        ("matching", "averaging", "pictures"),
+        matching.check,
     ),
     "rounds": Section(
         "MIMA: rounds of tuning and averaging, Tables 1 to 3, figures 4 to 7 and 11, Proposition 1",

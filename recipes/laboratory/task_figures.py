@@ -1,7 +1,7 @@
 """Figures of the sections that train on several tasks."""
 
 import torch
-from laboratory import averaging, digits, rounds, trajectories
+from laboratory import averaging, digits, matching, rounds, trajectories
 from matplotlib.figure import Figure
 
 from hf_taskvec.figures import COLOURS, look
@@ -116,6 +116,27 @@ def averaging_figure(result: averaging.Result) -> Figure:
     bound.legend(frameon=False, fontsize=9)
     for axes in (soup, both, task, own, layers, bound):
         axes.grid(alpha=0.25)
+    return figure
+
+
+def matching_figure(result: matching.Result) -> Figure:
+    """Figure 11 of Zhou et al. (2024): features half-way between two models, by hidden layer."""
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    far, factor = figure.subplots(1, 2)
+    places = range(1, len(result.baseline) + 1)
+    for number, (name, (cosine, coefficient)) in enumerate(result.curves.items()):
+        far.plot(places, cosine, label=name, **look(number))
+        factor.plot(places, coefficient, **look(number))
+    far.plot(places, result.baseline, color="0.4", linestyle=":", label="baseline: 1 − cosine of the unmatched models")
+    factor.axhline(1, color="0.4", linestyle=":")
+    far.set(ylabel="1 − cosine (median)", yscale="log")
+    factor.set(ylabel="coefficient (median)")
+    for axes in (far, factor):
+        axes.set_xlabel("hidden layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.25)
+    figure.suptitle("Features half-way between two models (α = 0.5)", fontsize=12)
+    figure.legend(*far.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
