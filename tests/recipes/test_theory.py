@@ -239,6 +239,28 @@ def test_a_mixture_of_own_features_is_the_model_and_negation_is_equation_4() -> 
     assert averaging.stitched_accuracy(base, [(2.0, base), (-1.0, moved)], (x, y)) == pytest.approx(expected)
 
 
+def test_matching_finds_the_order_of_a_network_whose_neurons_were_shuffled() -> None:
+    from laboratory import matching, pictures
+
+    generator = torch.Generator().manual_seed(3)
+    network, x = pictures.initial(generator), torch.randn(200, pictures.SIZES[0], generator=generator)
+    order = [torch.randperm(size, generator=generator) for size in pictures.SIZES[1:-1]]
+    shuffled = matching.reordered(network, order)
+    torch.testing.assert_close(pictures.logits(shuffled, x[None]), pictures.logits(network, x[None]))
+    assert not torch.equal(shuffled[0], network[0])
+    for found in (matching.match_weights(network, shuffled), matching.match_activations(network, shuffled, x)):
+        back = matching.reordered(shuffled, found)
+        assert all(torch.equal(one, other) for one, other in zip(back, network, strict=True))
+
+
+def test_neurons_are_assigned_for_the_largest_sum() -> None:
+    from laboratory.matching import assigned
+
+    gain = torch.randn(5, 5, generator=torch.Generator().manual_seed(4))
+    best = max(itertools.permutations(range(5)), key=lambda places: sum(gain[n, p].item() for n, p in enumerate(places)))
+    assert assigned(gain).tolist() == list(best)
+
+
 def test_sharpness_is_the_largest_eigenvalue_of_the_hessian() -> None:
     from laboratory import pictures
     from laboratory.averaging import r_squared, sharpness
