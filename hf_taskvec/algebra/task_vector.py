@@ -1,8 +1,8 @@
 """`TaskVector`: an immutable, lazy linear expression over weight changes, and what can be done with it.
 
-The methods that save, apply and export a vector import the package that does the work when they are called. So the
-algebra itself needs neither transformers nor peft, and these (with `vector_constructors` and `vector_pushing`) are the
-only imports in the library that point upwards.
+Methods that do more than algebra import the package that does the work when they are called. So the algebra itself
+needs neither transformers nor peft, and these (with `vector_constructors` and `vector_outputs`) are the only imports in
+the library that point upwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,7 @@ import torch
 
 from hf_taskvec.algebra.moved_names import moved_name, moved_names
 from hf_taskvec.algebra.quantisation import Scheme
-from hf_taskvec.algebra.rounding import parse_dtype
-from hf_taskvec.algebra.vector_pushing import VectorPushing
+from hf_taskvec.algebra.vector_outputs import VectorOutputs
 from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from hf_taskvec.application.live_edit import Edit
 
 
-class TaskVector(VectorPushing):
+class TaskVector(VectorOutputs):
     """A change to a model's weights: a mapping from parameter name to `ParameterChange`.
 
     `-v`, `0.5 * v`, `a + b - c` build expressions and read no tensor; low-rank factors stay factors. Tensors are read
@@ -145,173 +144,6 @@ class TaskVector(VectorPushing):
         options = {name: value for name, value in given.items() if value != defaults[name]}
         return combine([self, *taken], "without", **options)
 
-    def save(
-        self,
-        output: str | Path,
-        *,
-        dtype: torch.dtype | str | None = None,
-        reference: bool = False,
-        overwrite: bool = False,
-        max_shard_size: int | str = "5GB",
-        progress: bool | None = None,
-    ) -> Path:
-        """Write the vector to a folder: `taskvec.json`, which a person can read, and safetensors files.
-
-        Factors are stored as factors. Dense differences are stored without loss: in the smallest dtype in which they
-        are exact, else as high and low parts. Of a full fine-tune that is saved whole, a digest of every byte of its
-        base is recorded, by which `strict_base` knows it. The folder appears under its name when it is complete.
-
-        Args:
-            output (`str` or `Path`):
-                The folder to write.
-            dtype (`torch.dtype` or `str`, *optional*):
-                Round dense changes to this dtype instead. `hf_taskvec.files.save_vector.rounding_errors` tells what
-                that loses.
-            reference (`bool`, *optional*, defaults to `False`):
-                Store no tensors, only the ids, revisions and fingerprints of what the vector is made of. A reference
-                to a model in a folder stores that folder's path, so it is of use on this machine only.
-            overwrite (`bool`, *optional*, defaults to `False`):
-                Replace a task vector that is already in the folder, if nothing of others is in it.
-            max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`):
-                The largest size of one file.
-            progress (`bool`, *optional*):
-                Show a progress bar; by default on a terminal.
-
-        Returns:
-            `Path`: The folder.
-
-        Raises:
-            `OutputError`: If the folder holds something else, or cannot be written.
-            `UnsupportedError`: If a reference is asked for of something that is in no file.
-        """
-        from hf_taskvec.files.save_vector import save
-
-        return save(
-            self,
-            output,
-            dtype=None if dtype is None else parse_dtype(dtype),
-            reference=reference,
-            overwrite=overwrite,
-            max_shard_size=max_shard_size,
-            progress=progress,
-        )
-
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        *,
-        dtype: torch.dtype | str | None = None,
-        overwrite: bool = False,
-        max_shard_size: int | str = "5GB",
-        progress: bool | None = None,
-    ) -> Path:
-        """The same as `save`, by the name that transformers and PEFT have for it.
-
-        Args:
-            save_directory (`str` or `Path`):
-                The folder to write.
-            dtype (`torch.dtype` or `str`, *optional*):
-                Round dense changes to this dtype; by default they are stored without loss.
-            overwrite (`bool`, *optional*, defaults to `False`):
-                Replace a task vector that is already in the folder, if nothing of others is in it.
-            max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`):
-                The largest size of one file.
-            progress (`bool`, *optional*):
-                Show a progress bar; by default on a terminal.
-
-        Returns:
-            `Path`: The folder.
-        """
-        return self.save(
-            save_directory, dtype=dtype, overwrite=overwrite, max_shard_size=max_shard_size, progress=progress
-        )
-
-    def apply(
-        self,
-        base: str | Path,
-        output: str | Path,
-        *,
-        scale: float = 1.0,
-        dtype: torch.dtype | str | None = None,
-        requantise: Literal["same", "bf16"] | None = None,
-        max_shard_size: int | str | None = None,
-        device: str | torch.device = "cpu",
-        threads: int | None = None,
-        overwrite: bool = False,
-        strict_base: bool = False,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        progress: bool | None = None,
-    ) -> Path:
-        """Write `base + scale * vector` as a complete model folder, streamed: no model is ever in memory.
-
-        Every element is accumulated in fp64 and rounded once (see `algebra.sums.Sum` for where fp32 is enough). The
-        folder appears under its name when it is complete; a run that was interrupted is resumed by calling it again.
-        Under `accelerate launch` the processes share the work and write the same bytes as one would.
-
-        Args:
-            base (`str` or `Path`):
-                A Hub id or a folder. It may be another model than the vector's own base, of the same architecture.
-            output (`str` or `Path`):
-                The folder to write.
-            scale (`float`, *optional*, defaults to 1.0):
-                λ.
-            dtype (`torch.dtype` or `str`, *optional*):
-                Of the result; by default that of each of the base's tensors.
-            requantise (`"same"` or `"bf16"`, *optional*):
-                Needed where the base stores weights in fewer bits (FP8, MXFP4, compressed-tensors, GPTQ, AWQ; GGUF).
-                With `"same"` the edited weights are stored so again, and `taskvec_apply.json` tells for each what was
-                left of its edit; with `"bf16"` the output is a model without quantisation.
-            max_shard_size (`int` or `str`, *optional*):
-                The largest size of one file, e.g. `"5GB"`; by default the base's own files.
-            device (`str` or `torch.device`, *optional*, defaults to `"cpu"`):
-                Where to compute.
-            threads (`int`, *optional*):
-                How many threads write, each with 10 to 15 MB of its own (more where a single row of a tensor has more
-                than half a million elements); by default as many as torch uses, but no more than 16.
-            overwrite (`bool`, *optional*, defaults to `False`):
-                Replace an earlier output of `apply`, if nothing of others is in it.
-            strict_base (`bool`, *optional*, defaults to `False`):
-                Refuse a base that is not, byte for byte, the one the vector was made from. What the vector knows of its
-                base decides: its files, if it was extracted from a folder or the Hub in this process; a digest of every
-                byte, if a full fine-tune was extracted from a live base or saved whole; the Hub's own digests of files.
-                Where only a name or samples are recorded, as of most adapters that were saved, it is refused.
-            revision (`str`, *optional*):
-                Branch, tag or commit of a Hub id.
-            token (`str` or `bool`, *optional*):
-                As in transformers.
-            progress (`bool`, *optional*):
-                Show a progress bar; by default on a terminal.
-
-        Returns:
-            `Path`: The folder.
-
-        Raises:
-            `MismatchError`: If the vector does not fit the base.
-            `ChangedSourceError`: If the base is not the vector's own, or the vector cannot tell, and `strict_base` is
-                set.
-            `OutputError`: If the folder holds something else, or cannot be written.
-            `BadValueError`: If a result is not finite in its dtype, or an argument makes no sense.
-        """
-        from hf_taskvec.application.to_checkpoint import apply
-
-        return apply(
-            self,
-            base,
-            output,
-            scale=scale,
-            dtype=dtype,
-            requantise=requantise,
-            max_shard_size=max_shard_size,
-            device=device,
-            threads=threads,
-            overwrite=overwrite,
-            strict_base=strict_base,
-            revision=revision,
-            token=token,
-            progress=progress,
-        )
-
     def edit(
         self, model: torch.nn.Module, scale: float = 1.0, *, merge: bool = True, original: str | Path | None = None
     ) -> "Edit":
@@ -368,68 +200,6 @@ class TaskVector(VectorPushing):
         from hf_taskvec.application.to_live_model import applied_to
 
         return applied_to(self, model, scale, merge, original)
-
-    def to_adapter(
-        self,
-        output: str | Path,
-        base_model_name_or_path: str | Path | None = None,
-        *,
-        base: str | Path | None = None,
-        dense: Literal["refuse", "save", "drop"] = "refuse",
-        uniform_rank: bool = False,
-        dtype: torch.dtype | str = torch.float32,
-        overwrite: bool = False,
-        scale: float = 1.0,
-        progress: bool | None = None,
-    ) -> Path:
-        """Export the vector as a PEFT adapter: at weight 1, the adapter *is* the vector (times `scale`).
-
-        Args:
-            output (`str` or `Path`):
-                The folder to write.
-            base_model_name_or_path (`str` or `Path`, *optional*):
-                The base that the adapter names, so that `AutoPeftModelForCausalLM` finds it; by default the vector's
-                own: a Hub id with its revision, else `base`, else the folder that it came from on this machine (a push
-                replaces a folder by the Hub id that it is given). A vector of live models names none.
-            base (`str` or `Path`, *optional*):
-                A folder or Hub id of the base, to check that the vector fits, and for `dense="save"`; by default
-                `base_model_name_or_path`.
-            dense (`str`, *optional*, defaults to `"refuse"`):
-                What to do with changes that are not low-rank (norms, biases, embeddings). PEFT can carry them only as
-                whole values: `"save"` stores base + change (then the adapter cannot be scaled or negated), `"drop"`
-                leaves them out, `"refuse"` raises and names them.
-            uniform_rank (`bool`, *optional*, defaults to `False`):
-                Pad all factors to one rank, as some serving engines want it.
-            dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
-                Of the stored factors.
-            overwrite (`bool`, *optional*, defaults to `False`):
-                Replace an earlier export in the folder (never an adapter that was trained there).
-            scale (`float`, *optional*, defaults to 1.0):
-                λ.
-            progress (`bool`, *optional*):
-                Show a progress bar; by default on a terminal.
-
-        Returns:
-            `Path`: The folder.
-
-        Raises:
-            `UnsupportedError`: If the vector has changes that are not low-rank, and `dense` is `"refuse"`.
-            `OutputError`: If the folder holds something else, or cannot be written.
-        """
-        from hf_taskvec.application.to_adapter import to_adapter
-
-        return to_adapter(
-            self,
-            output,
-            base_model_name_or_path,
-            base=base,
-            dense=dense,
-            uniform_rank=uniform_rank,
-            dtype=parse_dtype(dtype),
-            overwrite=overwrite,
-            scale=scale,
-            progress=progress,
-        )
 
     def survival(
         self,

@@ -80,7 +80,7 @@ class VectorConstructors(LinearExpression):
                 the model's body does not have, or what only one of two classes has. By default such models are refused.
             stream (`bool`, *optional*, defaults to `False`):
                 Download no weights from the Hub: headers now, and each tensor by its byte range when it is used. For
-                models that are used once, as in `push_merged_to_hub`.
+                models that are used once, as in `apply(…, push_to=…)`.
             token (`str` or `bool`, *optional*):
                 As in transformers.
             progress (`bool`, *optional*):

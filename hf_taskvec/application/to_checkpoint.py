@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.rounding import dtype_name, parse_dtype
@@ -40,6 +41,27 @@ _OF_A_WEIGHT = 300
 
 # The folder in which the output grows, what is finished there, and the writers of the rest.
 _Begun = tuple[Path, FinishedFiles, dict[str, SafetensorsWriter]]
+
+
+class MergeOptions(TypedDict, total=False):
+    """What `TaskVector.apply` can be told, wherever the model goes."""
+
+    scale: float
+    dtype: torch.dtype | str | None
+    requantise: RequantiseChoice | None
+    max_shard_size: int | str | None
+    device: str | torch.device
+    threads: int | None
+    strict_base: bool
+    revision: str | None
+    token: str | bool | None
+    progress: bool | None
+
+
+class ApplyOptions(MergeOptions, total=False):
+    """What `TaskVector.apply` can be told where it writes a folder."""
+
+    overwrite: bool
 
 
 def apply(

@@ -27,6 +27,7 @@ from hf_taskvec.errors import BadValueError
 
 if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
+    from hf_taskvec.application.to_checkpoint import MergeOptions
 
 
 def _difference(base: str, tuned: str, token: str | None) -> "TaskVector":
@@ -80,8 +81,6 @@ def apply_command(
     """
     if (output is None) == (push is None):
         raise BadValueError("give either --output FOLDER or --push REPO_ID.")
-    if push is not None and requantise is not None:
-        raise BadValueError("--requantise needs --output FOLDER, which `taskvec push` uploads.")
     if output is not None:
         check_output(output, filenames.MODEL_RECORD, overwrite)
     found = load_vector(vector, token=token) if base is None else _difference(base, vector, token)
@@ -94,31 +93,19 @@ def apply_command(
             notes += pushing_notes(model, sum(size or 0 for size in reads.values()), written, token)
         name = str(push) if output is None else output.name
         return DryRun(reads, {name: written}, STREAMING_MEMORY, notes).result(output).show(json)
+    options: MergeOptions = {
+        "scale": amount,
+        "dtype": dtype,
+        "requantise": cast("Literal['same', 'bf16'] | None", requantise),  # the library checks it
+        "max_shard_size": max_shard_size,
+        "strict_base": strict_base,
+        "token": token,
+    }
     if output is None:
-        pushed = found.push_merged_to_hub(
-            str(push),
-            model,
-            scale=amount,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            strict_base=strict_base,
-            report=measured,
-            private=private or None,
-            token=token,
-        )
+        pushed = found.apply(model, push_to=str(push), report=measured, private=private or None, **options)
         told = pushed.url if pushed.changed else "unchanged, no commit made"
         return CommandResult({**vars(pushed), "scale": amount}, [f"{push}: {told}"]).show(json)
-    found.apply(
-        model,
-        output,
-        scale=amount,
-        dtype=dtype,
-        requantise=cast("Literal['same', 'bf16'] | None", requantise),  # the library checks it
-        max_shard_size=max_shard_size,
-        strict_base=strict_base,
-        overwrite=overwrite,
-        token=token,
-    )
+    found.apply(model, output, overwrite=overwrite, **options)
     values = {"scale": amount, "expression": (found * amount).expression}
     finish_with_report(output, measured, values, json, requantised_totals(output))
     return None

@@ -1,7 +1,7 @@
 """What is published: model cards, pushes to the Hub, and the checks that nothing private goes along.
 
 - `push`: a folder that holds a model, an adapter or a vector, pushed in one commit.
-- `push_without_folder`: a vector, pushed as itself, as a merged model or as an adapter.
+- `push_without_folder`: what the methods of `TaskVector` push: a vector, an adapter, a merged model.
 - `pushed_files`: what a push sends, checked.
 - `hub_commit`: how it is sent, and the Hub's errors in words.
 - `written_folder`: a folder that this library wrote, and what it holds (`Artifact`).
@@ -23,7 +23,6 @@ from hf_taskvec.lazy_names import lazy_names
 if TYPE_CHECKING:
     from hf_taskvec.publishing.model_card import card_for, write_card
     from hf_taskvec.publishing.push import Pushed, push_folder
-    from hf_taskvec.publishing.push_without_folder import push_adapter, push_merged, push_vector
     from hf_taskvec.publishing.written_folder import Artifact, open_artifact
 
 _HOMES = {
@@ -31,10 +30,7 @@ _HOMES = {
     "Pushed": "push",
     "card_for": "model_card",
     "open_artifact": "written_folder",
-    "push_adapter": "push_without_folder",
     "push_folder": "push",
-    "push_merged": "push_without_folder",
-    "push_vector": "push_without_folder",
     "write_card": "model_card",
 }
 
@@ -43,10 +39,7 @@ __all__ = [
     "Pushed",
     "card_for",
     "open_artifact",
-    "push_adapter",
     "push_folder",
-    "push_merged",
-    "push_vector",
     "write_card",
 ]
 

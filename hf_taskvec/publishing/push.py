@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from hf_taskvec.errors import BadValueError, some
 from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.progress import library_bars
@@ -28,6 +30,27 @@ _WEIGHTS: dict[ContentKind, tuple[str, ...]] = {
     "vector": ("taskvec*.safetensors",),
 }
 _WORDS: dict[ContentKind, str] = {"model": "a merged model", "adapter": "an adapter", "vector": "a task vector"}
+
+
+class CommitOptions(TypedDict, total=False):
+    """What a commit and its card can be told; `push_folder` says what each of them is."""
+
+    report: "UnlearningReport | str | Path | None"
+    base_model: str | None
+    datasets: Sequence[str]
+    purpose: str | None
+    private: bool | None
+    create_pr: bool
+    commit_message: str | None
+    commit_description: str | None
+
+
+class PushOptions(CommitOptions, total=False):
+    """What every push can be told; `push_folder` says what each of them is."""
+
+    revision: str | None
+    token: str | bool | None
+    progress: bool | None
 
 
 @dataclass(frozen=True)

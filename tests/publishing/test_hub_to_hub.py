@@ -3,10 +3,11 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support import tiny_models
+from support import tiny_models, tiny_quantised
 from support.hub_server import HubServer
 from support.tiny_models import Pair
 from transformers import AutoModelForCausalLM
@@ -51,7 +52,7 @@ def test_the_bytes_are_those_of_the_local_way_and_no_weights_are_downloaded(
     local, low = TaskVector.from_finetuned(pair.base, pair.tuned), low_rank(pair)
     vectors = {"full": (remote, local), "low-rank": (low, low), "both": (remote - 0.4 * low, local - 0.4 * low)}
     streamed, plain = vectors[kind]
-    pushed = streamed.push_merged_to_hub(REPO, "me/base", scale=-0.6, work_folder=tmp_path / "work")
+    pushed = streamed.apply("me/base", push_to=REPO, scale=-0.6, work_folder=tmp_path / "work")
     expected = on_disk(plain.apply(pair.base, tmp_path / "out", scale=-0.6))
     assert weights(hub.files(REPO)) == weights(expected) and len(weights(expected)) > 4
     assert pushed.changed and len(hub.history(REPO)) == 2  # the first is that of the repository itself
@@ -66,8 +67,22 @@ def test_the_bytes_are_those_of_the_local_way_and_no_weights_are_downloaded(
         )
         assert record == downloaded | {"fingerprint": record["fingerprint"]}
     # Once more: the Hub has it all, and gets no commit.
-    assert not streamed.push_merged_to_hub(REPO, "me/base", scale=-0.6).changed
+    assert not streamed.apply("me/base", push_to=REPO, scale=-0.6).changed
     assert AutoModelForCausalLM.from_pretrained(REPO) is not None
+
+
+@pytest.mark.parametrize("choice", ["same", "bf16"])
+def test_a_base_in_fewer_bits_is_pushed_as_it_is_written(hub: HubServer, tmp_path: Path, choice: str) -> None:
+    model = tiny_quantised.llama()
+    base = tiny_quantised.fp8(tmp_path / "base", model, (32, 32))
+    hub.add_repo("me/fp8", base)
+    vector = tiny_models.low_rank(model, size=0.05)
+    options: dict[str, Any] = {"requantise": choice, "max_shard_size": "40KB", "scale": -0.6}
+    expected = on_disk(vector.apply(base, tmp_path / "out", **options))
+    vector.apply("me/fp8", push_to=REPO, **options)
+    assert weights(hub.files(REPO)) == weights(expected) and len(weights(expected)) > 2
+    told = [json.loads(each["taskvec_apply.json"]) for each in (hub.files(REPO), expected)]
+    assert told[0].get("requantised") == told[1].get("requantised") and ("requantised" in told[1]) == (choice == "same")
 
 
 def test_no_more_than_a_shard_is_on_the_disk(
@@ -81,7 +96,7 @@ def test_no_more_than_a_shard_is_on_the_disk(
         take(self, path)
 
     monkeypatch.setattr(uploaded_shards.ShardUploads, "take", watched)
-    TaskVector.from_finetuned("me/base", "me/tuned", stream=True).push_merged_to_hub(REPO, "me/base")
+    TaskVector.from_finetuned("me/base", "me/tuned", stream=True).apply("me/base", push_to=REPO)
     count = len(list(pair.base.glob("*.safetensors")))
     assert len(seen) == count > 3
     assert max(seen) <= largest + count * 8192  # of the others a note each
@@ -94,7 +109,7 @@ def test_a_mismatch_is_found_before_anything_is_read_or_made(hub: HubServer, pai
     vector = TaskVector.from_finetuned("me/base", "me/tuned", stream=True)
     before = hub.bytes_served("GET")
     with pytest.raises(MismatchError, match="names match"):
-        vector.push_merged_to_hub(REPO, "me/other")
+        vector.apply("me/other", push_to=REPO)
     served = hub.bytes_served("GET") - before
     assert hub.count("/api/repos/create") == 0
     with pytest.raises(MissingFileError, match="no weights in safetensors"):
@@ -108,7 +123,7 @@ def test_dropped_connections_are_asked_again(hub: HubServer, pair: Pair, tmp_pat
     hub.drop_next_download(f"GET {hub.cdn_url}", after_bytes=100, times=3)
     hub.fail_next(f"GET {hub.cdn_url}", status=503, times=2)
     hub.drop_next_upload(after_bytes=100, times=2)
-    vector.push_merged_to_hub(REPO, "me/base", scale=0.5)
+    vector.apply("me/base", push_to=REPO, scale=0.5)
     expected = TaskVector.from_finetuned(pair.base, pair.tuned).apply(pair.base, tmp_path / "out", scale=0.5)
     assert weights(hub.files(REPO)) == weights(on_disk(expected))
 
@@ -134,11 +149,11 @@ def test_a_push_that_failed_goes_on_where_it_was(hub: HubServer, pair: Pair, tmp
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(uploaded_shards.ShardUploads, "take", take)
         with pytest.raises(HubError):
-            vector.push_merged_to_hub(REPO, "me/base", scale=0.5, work_folder=work)
+            vector.apply("me/base", push_to=REPO, scale=0.5, work_folder=work)
     assert len(hub.history(REPO)) == 1 and len(done) == (total if where == "commit" else 2)  # nothing was published
     hub._faults.clear()
     uploads = hub.count(f"PUT {hub.cdn_url}")
-    vector.push_merged_to_hub(REPO, "me/base", scale=0.5, work_folder=work)
+    vector.apply("me/base", push_to=REPO, scale=0.5, work_folder=work)
     assert hub.count(f"PUT {hub.cdn_url}") - uploads == total - len(done)
     expected = TaskVector.from_finetuned(pair.base, pair.tuned).apply(pair.base, tmp_path / "out", scale=0.5)
     assert weights(hub.files(REPO)) == weights(on_disk(expected))

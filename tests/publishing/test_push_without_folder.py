@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from support.hub_server import OTHER_TOKEN, HubServer
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import MissingFileError, UnsupportedError
-from hf_taskvec.publishing import push_adapter, push_merged, push_vector
+from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError
 
 REPO = "me/forget"
 
@@ -54,7 +54,7 @@ def test_peft_loads_a_pushed_adapter(hub: HubServer, edited: Edited) -> None:
 
 
 def test_a_merge_is_pushed_without_a_folder_of_the_users(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
-    pushed = edited.vector.push_merged_to_hub(REPO, edited.pair.base, scale=-0.5)
+    pushed = edited.vector.apply(edited.pair.base, push_to=REPO, scale=-0.5)
     merged = edited.vector.apply(edited.pair.base, tmp_path / "out", scale=-0.5)
     assert hub.files(REPO)["model.safetensors"] == (merged / "model.safetensors").read_bytes()
     assert len(hub.history(REPO)) == 2 and pushed.changed
@@ -68,7 +68,7 @@ def test_a_scaled_vector_is_pushed_as_such(hub: HubServer, edited: Edited) -> No
 def test_a_merge_is_pushed_by_one_process(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UnsupportedError, match="in the main one"):
-        push_merged(edited.vector, REPO, edited.pair.base)
+        edited.vector.apply(edited.pair.base, push_to=REPO)
 
 
 def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
         "    while not done:\n"
         "        peak[0] = max(peak[0], anonymous()); time.sleep(0.002)\n"
         "thread = threading.Thread(target=watch); thread.start()\n"
-        "vector.push_merged_to_hub('me/large', sys.argv[1], scale=-0.5)\n"
+        "vector.apply(sys.argv[1], push_to='me/large', scale=-0.5)\n"
         "done.append(1); thread.join()\n"
         "print((peak[0] - before) / 1024)\n"
     )
@@ -102,21 +102,20 @@ def test_pushing_a_merge_holds_no_model(hub: HubServer, tmp_path: Path) -> None:
     assert len(hub.files("me/large")["model.safetensors"]) > 150 * 2**20
 
 
-def test_push_vector_and_push_merged_are_functions_too(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
-    assert push_vector(edited.vector, "me/v").changed
-    assert push_merged(edited.vector, REPO, edited.pair.base, scale=-1, work_folder=tmp_path).changed
-    assert list(tmp_path.iterdir()) == []  # the temporary model is gone
+def test_nothing_stays_of_what_was_written_for_a_push(hub: HubServer, edited: Edited, tmp_path: Path) -> None:
+    assert edited.vector.apply(edited.pair.base, push_to=REPO, scale=-1, work_folder=tmp_path).changed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_options_of_each_kind_reach_what_writes_it(hub: HubServer, edited: Edited) -> None:
-    edited.vector.push_merged_to_hub(REPO, edited.pair.base, dtype="bfloat16", max_shard_size="60KB")
+    edited.vector.apply(edited.pair.base, push_to=REPO, dtype="bfloat16", max_shard_size="60KB")
     names = set(hub.files(REPO))
     assert "model.safetensors.index.json" in names and "model.safetensors" not in names
     assert AutoModelForCausalLM.from_pretrained(REPO, dtype="auto").dtype == torch.bfloat16
     small = edited.vector.compress(rank=2)
     with pytest.raises(UnsupportedError, match="not low-rank"):
-        push_adapter(small, "me/adapter", base=edited.pair.base)
-    push_adapter(small, "me/adapter", base=edited.pair.base, base_model_name_or_path="me/base", dense="drop")
+        small.push_adapter_to_hub("me/adapter", base=edited.pair.base)
+    small.push_adapter_to_hub("me/adapter", base=edited.pair.base, base_model_name_or_path="me/base", dense="drop")
     assert json.loads(hub.files("me/adapter")["adapter_config.json"])["base_model_name_or_path"] == "me/base"
 
 
@@ -125,7 +124,7 @@ def test_a_pushed_adapter_names_the_hub_id_of_its_base_and_no_folder(
     hub: HubServer, edited: Edited, base_model: str | None, named: tuple[str | None, str | None]
 ) -> None:
     small = edited.vector.compress(rank=2)
-    push_adapter(small, "me/adapter", base=edited.pair.base, dense="drop", base_model=base_model)
+    small.push_adapter_to_hub("me/adapter", base=edited.pair.base, dense="drop", base_model=base_model)
     config = json.loads(hub.files("me/adapter")["adapter_config.json"])
     assert (config["base_model_name_or_path"], config["revision"]) == named
     assert not any(str(edited.pair.base.parent).encode() in content for content in hub.files("me/adapter").values())
@@ -134,7 +133,7 @@ def test_a_pushed_adapter_names_the_hub_id_of_its_base_and_no_folder(
 def test_a_base_is_taken_at_its_revision_and_the_push_goes_to_another(hub: HubServer, edited: Edited) -> None:
     first = hub.add_repo("me/base", edited.pair.base)
     hub.add_repo("me/base", edited.pair.tuned)  # main moves on
-    pushed = edited.vector.push_merged_to_hub(REPO, "me/base", base_revision=first, revision="forget-v1")
+    pushed = edited.vector.apply("me/base", push_to=f"{REPO}@forget-v1", revision=first)
     assert set(hub.files(REPO)) == {".gitattributes"}
     record = json.loads(hub.files(REPO, "forget-v1")["taskvec_apply.json"])
     assert record["base"]["revision"] == first and pushed.changed
@@ -146,9 +145,9 @@ def test_the_card_of_each_kind_has_the_options_for_it(hub: HubServer, edited: Ed
     low_rank.push_adapter_to_hub(
         "me/a", base=edited.pair.base, base_model="me/base", purpose="to see it", datasets=["me/books"]
     )
-    low_rank.push_merged_to_hub(
-        REPO,
+    low_rank.apply(
         edited.pair.base,
+        push_to=REPO,
         base_model="me/base",
         purpose="to see it",
         datasets=["me/books"],
@@ -160,7 +159,32 @@ def test_the_card_of_each_kind_has_the_options_for_it(hub: HubServer, edited: Ed
         assert "to see it." in card and "me/books" in card and "base_model: me/base\n" in card, repository
 
 
-@pytest.mark.parametrize("push", [push_merged, push_adapter, push_vector, TaskVector.push_to_hub])
-def test_an_option_that_does_not_exist_is_no_option(edited: Edited, push: Callable[..., object]) -> None:
+@pytest.mark.parametrize("kind", ["vector", "adapter", "model"])
+def test_an_option_that_does_not_exist_is_no_option(hub: HubServer, edited: Edited, kind: str) -> None:
+    pushes: dict[str, Callable[..., object]] = {
+        "vector": edited.vector.push_to_hub,
+        "adapter": edited.vector.push_adapter_to_hub,
+        "model": lambda where, **options: edited.vector.apply(edited.pair.base, push_to=where, **options),
+    }
     with pytest.raises(TypeError, match="privat"):
-        push(edited.vector, REPO, privat=True)
+        pushes[kind](REPO, privat=True)
+    assert hub.count("/api/repos/create") == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "either output=, a folder, or push_to="),
+        ({"output": "out", "push_to": REPO}, "either output=, a folder, or push_to="),
+        ({"push_to": REPO, "overwrite": True}, "overwrite= is for output="),
+        ({"output": "out", "private": True, "purpose": "x"}, "private, purpose with push_to="),
+        ({"output": "out", "work_folder": "work"}, "work_folder with push_to="),
+        ({"push_to": "no/such/name"}, "not a name for a Hub repository"),
+    ],
+)
+def test_a_model_goes_to_one_place_and_is_told_what_belongs_there(
+    hub: HubServer, edited: Edited, wrong: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadValueError, match=message):
+        cast("Any", edited.vector).apply(edited.pair.base, **wrong)
+    assert not Path("out").exists() and hub.count("/api/repos/create") == 0
