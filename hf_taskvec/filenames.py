@@ -43,6 +43,7 @@ COMMAND_RECORD = "taskvec-command.json"
 #: the report of a sweep, and the folder that holds one beside a model, an adapter or a vector
 REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
+REPORT_PAGE = "report.html"
 REPORT_FOLDER = "report"
 #: a report's plots, without their endings
 REPORT_PLOTS = ("scores", "forgetting", "pareto", "samples")

@@ -225,7 +225,7 @@ def save(
     vector: TaskVector, joint: Any, report: UnlearningReport, searched: EditSearch | None, output: Path
 ) -> dict[str, Path]:
     """Write report and vectors, and of what was chosen the model and, if it is low-rank, the adapter; tell where."""
-    files = {"the report": output / "report.md", "the plot": output / "scores.png", "the vector": output / "vector"}
+    files = {"the report": output / "report.html", "the plot": output / "scores.png", "the vector": output / "vector"}
     main_process = processes().is_main_process
     if main_process:
         report.save(output, plots=False)  # the sweep has drawn them
@@ -233,7 +233,7 @@ def save(
     scale = report.choice.scale if report.choice is not None else None
     chosen = vector if scale else None
     if searched is not None:
-        files |= {"the edits": output / EDIT_FOLDER / "report.md"}
+        files |= {"the edits": output / EDIT_FOLDER / "report.html"}
         if main_process:
             searched.report.save(output / EDIT_FOLDER)
         if searched.judged is not None:

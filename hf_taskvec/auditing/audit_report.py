@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_taskvec.atomic import write_text
 from hf_taskvec.auditing.audit_parts import (
     AttackPoint,
     AuditSettings,
@@ -15,13 +16,15 @@ from hf_taskvec.auditing.audit_parts import (
     MembershipFinding,
 )
 from hf_taskvec.errors import BadValueError, CorruptFileError
+from hf_taskvec.evaluation.reporting.number_formats import format_number
 from hf_taskvec.evaluation.reporting.report_files import ReportFormat, load_report, report_to_dict, save_report
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.metrics import METRICS
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Role
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.filenames import AUDIT_JSON, AUDIT_MARKDOWN
+from hf_taskvec.filenames import AUDIT_JSON, AUDIT_MARKDOWN, REPORT_JSON, REPORT_PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,6 +181,8 @@ class AuditReport:
     def save(self, output: str | Path, *, plots: bool = True) -> Path:
         """Write `audit.json`, `audit.md` and the plots as PNG and SVG; each appears when it is complete.
 
+        Where the report of a sweep of the same model lies in the folder, its `report.html` shows the audit, too.
+
         Args:
             output (`str` or `Path`):
                 The folder; made if it does not exist.
@@ -191,7 +196,24 @@ class AuditReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        return save_report(self, _FORMAT, output, self.figures if plots else None)
+        output = save_report(self, _FORMAT, output, self.figures if plots else None)
+        if (output / REPORT_JSON).is_file():
+            report = UnlearningReport.load(output)
+            if report.model == self.untouched:
+                write_text(output / REPORT_PAGE, report.to_html(self.overview()))
+        return output
+
+    def overview(self) -> dict[str, Any]:
+        """What each attack brought back, as texts.
+
+        Returns:
+            `dict[str, Any]`: The `sentence`, and a table of R by attack and metric: `heads` and `rows`.
+        """
+        from hf_taskvec.auditing.audit_words import overview_rows
+
+        heads = ["attack", *(f"R, {METRICS[name].title or name}" for name in self.criteria.judged), "says"]
+        rows = overview_rows(self, lambda relative: format_number(relative.value, 2))
+        return {"sentence": self.sentence, "heads": heads, "rows": rows}
 
     @classmethod
     def load(cls, path: str | Path) -> "AuditReport":

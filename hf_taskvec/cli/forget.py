@@ -295,7 +295,7 @@ def _show(done: "Forgotten", as_json: bool) -> None:
         "audit": None if done.audit is None else done.audit.to_dict(),
     }
     written = [f"{name}/" for name, path in parts.items() if path is not None]
-    written += ["report.json", "report.md", *([] if done.audit is None else ["audit.json", "audit.md"])]
+    written += ["report.html", "report.json", "report.md", *([] if done.audit is None else ["audit.json", "audit.md"])]
     lines = [
         scores_table(report),
         "",

@@ -58,7 +58,7 @@ def show_report(report: "UnlearningReport", output: Path | None, as_json: bool, 
     ]
     if output is not None:
         record_command(output)
-        lines += ["", f"{output}: report.json, report.md and plots, with intervals and all other measures"]
+        lines += ["", f"{output}: report.html for a browser, report.md, report.json and plots, with all other measures"]
     CommandResult(values, lines).show(as_json)
 
 

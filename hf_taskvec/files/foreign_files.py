@@ -30,6 +30,7 @@ from hf_taskvec.filenames import (
     REPORT_FOLDER,
     REPORT_JSON,
     REPORT_MARKDOWN,
+    REPORT_PAGE,
     REPORT_PLOTS,
     TRAINING_RECORD,
     TRAINING_STATE,
@@ -84,7 +85,7 @@ def _foreign(folder: Path, record: str) -> Iterator[str]:
         elif path.is_symlink() or not path.is_dir():
             yield path.name
         elif path.name == REPORT_FOLDER:
-            known = {REPORT_JSON, REPORT_MARKDOWN, *_PLOTS, *_SYSTEM}
+            known = {REPORT_JSON, REPORT_MARKDOWN, REPORT_PAGE, *_PLOTS, *_SYSTEM}
             yield from (f"{path.name}/{each.name}" for each in path.iterdir() if each.name not in known)
         elif path.name in _REPAIRED and record == REPAIR_RECORD:
             yield from (f"{path.name}/{name}" for name in _foreign(path, _REPAIRED[path.name]))

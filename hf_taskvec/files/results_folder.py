@@ -18,6 +18,7 @@ from hf_taskvec.filenames import (
     MODEL_RECORD,
     REPORT_JSON,
     REPORT_MARKDOWN,
+    REPORT_PAGE,
     REPORT_PLOTS,
     VECTOR_RECORD,
 )
@@ -27,7 +28,7 @@ from hf_taskvec.json_files import read_json
 SETTINGS_FILE = "config.json"  # the experiment's own; a model's is another file of that name
 # What is written beside it. Trained stages are none of it: they are known by what made them.
 _RESULTS = (
-    *(REPORT_JSON, REPORT_MARKDOWN, AUDIT_JSON, AUDIT_MARKDOWN, FORGOTTEN_RECORD),
+    *(REPORT_JSON, REPORT_MARKDOWN, REPORT_PAGE, AUDIT_JSON, AUDIT_MARKDOWN, FORGOTTEN_RECORD),
     *(f"{plot}.{kind}" for plot in (*REPORT_PLOTS, *AUDIT_PLOTS) for kind in ("png", "svg")),
 )
 _STORED = re.compile(r"[0-9a-f]{32}\.json")  # an evaluation store's files, in the folder `store`

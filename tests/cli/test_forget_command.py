@@ -147,7 +147,7 @@ def test_the_screen_shows_every_edit_the_verdict_and_the_files(done: Forgotten) 
     assert ["metric", "untouched", "edited", "never seen", "R", "says"] in rows
     assert any(row[0] == "attack" and row[-1] == "says" for row in rows)
     assert done.sentence in shown.out
-    assert shown.out.splitlines()[-1].startswith("out: model/, vector/, report.json, report.md, audit.json, audit.md")
+    assert shown.out.splitlines()[-1].startswith("out: model/, vector/, report.html, report.json, report.md, audit.json, audit.md")
 
 
 def test_where_nothing_qualifies_all_is_told_but_no_model_written(vector: Path, folder: Path) -> None:
@@ -160,7 +160,7 @@ def test_where_nothing_qualifies_all_is_told_but_no_model_written(vector: Path, 
     assert strict.record.vector_tokens == 0 and "stages" not in names(folder / "strict")
     assert "no edit qualifies" in refused.out and "(nearest)" in refused.out
     assert "No model was written (--write-anyway writes the nearest)" in refused.out
-    assert "strict: vector/, report.json, report.md and plots" in refused.out
+    assert "strict: vector/, report.html, report.json, report.md and plots" in refused.out
     other = taskvec(*command, "--write-anyway")
     assert other.code == 1 and "holds the results of another config" in other.err
     assert "pass --overwrite to replace them" in other.err

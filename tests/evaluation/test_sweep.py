@@ -164,7 +164,7 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert report.save(tmp_path) == tmp_path
     written = {path.name for path in tmp_path.iterdir()}
     pictures = {f"{name}.{kind}" for name in ("scores", "pareto", "samples") for kind in ("png", "svg")}
-    assert written == {"report.json", "report.md"} | pictures
+    assert written == {"report.json", "report.md", "report.html"} | pictures
     assert UnlearningReport.load(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_text())
     assert plain["schema"] == "hf_taskvec/unlearning-report" and plain["version"] == REPORT_VERSION

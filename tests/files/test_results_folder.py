@@ -38,7 +38,7 @@ def test_what_was_there_goes_when_a_folder_is_taken_over(tmp_path: Path) -> None
         (folder / name).mkdir()
         (folder / name / file).touch()
     audit = ("audit.json", "audit.md", "audit-attacks.png", "audit-relearning.svg", "audit-inside.png")
-    for name in ("report.json", "report.md", "scores.png", "notes.txt", *audit):
+    for name in ("report.json", "report.md", "report.html", "scores.png", "notes.txt", *audit):
         (folder / name).touch()
     open_results_folder(folder, {"seed": 0})
     assert (folder / "report.json").exists()

@@ -57,7 +57,7 @@ def test_the_book_is_forgotten_and_the_others_are_kept(done: Forgotten) -> None:
 
 def test_all_of_it_is_written(done: Forgotten) -> None:
     assert done.model is not None and done.adapter is None and done.audit is not None
-    for name in ("report.json", "report.md", "audit.json", "forgotten.json", "vector/taskvec.json", "scores.png"):
+    for name in ("report.json", "report.md", "report.html", "audit.json", "forgotten.json", "vector/taskvec.json", "scores.png"):
         assert (done.folder / name).is_file(), name
     AutoTokenizer.from_pretrained(done.model)
     assert done.vector.expression.endswith("*forget + repair")
@@ -66,6 +66,8 @@ def test_all_of_it_is_written(done: Forgotten) -> None:
     assert done.record.vector_tokens > 0 and done.record.written
     assert done.audit.finding("relearn-forget") is not None
     assert "Under attack:" in done.sentence
+    page = (done.folder / "report.html").read_text("utf-8")
+    assert "relearn-forget" in page and '"audit": null' not in page
     for text in ((done.folder / "forgotten.json").read_text("utf-8"), (done.folder / "config.json").read_text("utf-8")):
         assert str(done.folder.parent) not in text
 

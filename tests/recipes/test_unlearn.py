@@ -114,7 +114,7 @@ def test_the_experiment_forgets_the_book_and_leaves_all_its_outputs(finished: tu
         "θ_0",
         "before",
         "after",
-        "report.md",
+        "report.html",
         "α̂",
         "Theory recommended λ=",
     ):

@@ -91,9 +91,13 @@ def report_to_json(report: _Shown) -> str:
 
 
 def save_report(
-    report: _Shown, form: ReportFormat, output: str | Path, figures: "Callable[[], dict[str, Figure]] | None" = None
+    report: _Shown,
+    form: ReportFormat,
+    output: str | Path,
+    figures: "Callable[[], dict[str, Figure]] | None" = None,
+    pages: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the file, the page and, where `figures` gives them, plots as PNG and SVG; each appears when it is complete.
+    """Write the file, its pages and, where `figures` gives them, plots; each appears when it is complete.
 
     Raises:
         `OutputError`: If the folder cannot be written.
@@ -102,6 +106,7 @@ def save_report(
     output = Path(output)
     atomic.ensure_writable(output)
     content = {form.json: report_to_json(report).encode(), form.markdown: report.to_markdown().encode()}
+    content |= {name: text.encode() for name, text in (pages or {}).items()}
     if figures is not None:
         content |= render(figures())
     for name, data in content.items():

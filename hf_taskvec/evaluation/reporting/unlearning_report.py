@@ -68,7 +68,7 @@ from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.texts.books import Split
 from hf_taskvec.evaluation.texts.leaks import LeakReport
 from hf_taskvec.evaluation.texts.protocols import Protocol
-from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN
+from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN, REPORT_PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -348,6 +348,22 @@ class UnlearningReport:
 
         return report_markdown(self)
 
+    def to_html(self, audit: dict[str, Any] | None = None) -> str:
+        """The text of `report.html`: the report as a page that needs no other file and no network.
+
+        A slider moves through λ or the edits; tables, curves and what the model writes move with it.
+
+        Args:
+            audit (`dict[str, Any]`, *optional*):
+                What an audit of the same model found, as `AuditReport.overview` gives it.
+
+        Returns:
+            `str`: HTML. It holds the whole report, the passages' texts among it.
+        """
+        from hf_taskvec.evaluation.reporting.report_page import report_page
+
+        return report_page(self, audit)
+
     def figures(self) -> "dict[str, Figure]":
         """The plots: `scores` and `forgetting` (R) against λ, `pareto` (what it costs), `samples` (before and after).
 
@@ -362,7 +378,7 @@ class UnlearningReport:
         return report_figures(self)
 
     def save(self, output: str | Path, *, plots: bool = True) -> Path:
-        """Write `report.json`, `report.md` and the plots as PNG and SVG.
+        """Write `report.json`, `report.md`, `report.html` and the plots as PNG and SVG.
 
         Each file appears under its name only when it is complete.
 
@@ -379,7 +395,8 @@ class UnlearningReport:
             `OutputError`: If the folder cannot be written.
             `UnsupportedError`: If there is no matplotlib to draw the plots.
         """
-        return save_report(self, _FORMAT, output, self.figures if plots else None)
+        pages = {REPORT_PAGE: self.to_html()}
+        return save_report(self, _FORMAT, output, self.figures if plots else None, pages)
 
     def _repr_html_(self) -> str:
         from hf_taskvec.evaluation.reporting.notebook_table import report_html
