@@ -147,7 +147,8 @@ def test_the_screen_shows_every_edit_the_verdict_and_the_files(done: Forgotten) 
     assert ["metric", "untouched", "edited", "never seen", "R", "says"] in rows
     assert any(row[0] == "attack" and row[-1] == "says" for row in rows)
     assert done.sentence in shown.out
-    assert shown.out.splitlines()[-1].startswith("out: model/, vector/, report.html, report.json, report.md, audit.json, audit.md")
+    written = "out: model/, vector/, report.html, report.json, report.md, audit.json, audit.md"
+    assert shown.out.splitlines()[-1].startswith(written)
 
 
 def test_where_nothing_qualifies_all_is_told_but_no_model_written(vector: Path, folder: Path) -> None:

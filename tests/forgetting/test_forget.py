@@ -57,7 +57,8 @@ def test_the_book_is_forgotten_and_the_others_are_kept(done: Forgotten) -> None:
 
 def test_all_of_it_is_written(done: Forgotten) -> None:
     assert done.model is not None and done.adapter is None and done.audit is not None
-    for name in ("report.json", "report.md", "report.html", "audit.json", "forgotten.json", "vector/taskvec.json", "scores.png"):
+    reports = ("report.json", "report.md", "report.html", "audit.json", "forgotten.json")
+    for name in (*reports, "vector/taskvec.json", "scores.png"):
         assert (done.folder / name).is_file(), name
     AutoTokenizer.from_pretrained(done.model)
     assert done.vector.expression.endswith("*forget + repair")
