@@ -31,7 +31,7 @@ matrix-table: .venv/ready
 
 # mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
 test-mergekit: .venv/ready .venv-mergekit/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/merging/test_mergekit_parity.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/merging/test_mergekit_parity.py tests/integrations/test_mergekit.py
 
 quality: .venv/ready
 	$(BIN)/ruff check .

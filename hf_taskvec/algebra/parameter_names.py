@@ -19,6 +19,9 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _VOCABULARY = re.compile(r"(embed_tokens|embed_in|embed_out|wte|word_embeddings|lm_head)\.(weight|bias)$")
 # Layers that GPT-2 stores transposed and GPT-Neo or GPTBigCode, by the same names, as they are.
 _PERHAPS_CONV1D = re.compile(r"(^|\.)h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight$")
+_BEFORE_LAYERS = re.compile(
+    r"(^|\.)(embed_(?!out)\w*|embeddings|wte|wpe|word_embeddings\w*|embedding_norm)\.(\w+\.)?\w+$"
+)
 _PERHAPS_TIED = re.compile(r"(^|\.)(embed_\w+|wte|wpe|word_embeddings)\.weight$")
 
 
@@ -30,6 +33,16 @@ def layer_of(name: str) -> int | None:
     """
     found = _LAYER.search(name)
     return int(found[1]) if found else None
+
+
+def in_layer(name: str, number: int) -> str:
+    """The name that a layer's parameter has in another layer.
+
+    >>> in_layer("transformer.h.11.ln_1.bias", 3)
+    'transformer.h.3.ln_1.bias'
+    """
+    found = _LAYER.search(name)
+    return name if found is None else f"{name[: found.start(1)]}{number}{name[found.end(1) :]}"
 
 
 def layer_count(names: Iterable[str]) -> int:
@@ -113,6 +126,15 @@ def is_vocabulary(name: str) -> bool:
     (True, False)
     """
     return bool(_VOCABULARY.search(name))
+
+
+def is_before_layers(name: str) -> bool:
+    """Whether a parameter is used before the layers, as embeddings are; the last norm and the head are not.
+
+    >>> is_before_layers("model.embed_tokens.weight"), is_before_layers("transformer.ln_f.bias")
+    (True, False)
+    """
+    return layer_of(name) is None and bool(_BEFORE_LAYERS.search(name))
 
 
 def perhaps_conv1d(name: str) -> bool:

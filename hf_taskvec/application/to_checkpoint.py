@@ -66,7 +66,7 @@ class ApplyOptions(MergeOptions, total=False):
 
 def apply(
     vector: TaskVector,
-    base: str | Path,
+    base: str | Path | Checkpoint,
     output: str | Path,
     *,
     scale: float = 1.0,
@@ -85,8 +85,8 @@ def apply(
 ) -> Path:
     """See `TaskVector.apply`.
 
-    With `stream` a base on the Hub is not downloaded; `take` is given each file of weights when it is complete, and may
-    replace it by a small one.
+    The base may be open already. With `stream` a base on the Hub is not downloaded; `take` is given each file of
+    weights when it is complete, and may replace it by a small one.
     """
     if isinstance(base, torch.nn.Module):
         raise BadValueError("apply() writes a checkpoint. To change a live model use applied_to() or edit().")
@@ -96,7 +96,9 @@ def apply(
     if threads is not None and threads < 1:
         raise BadValueError(f"threads={threads}: at least one thread is needed.")
     final = Path(output).resolve()
-    checkpoint = open_checkpoint(base, revision, token, [*COMPANIONS], stream)
+    if not isinstance(base, Checkpoint):
+        base = open_checkpoint(base, revision, token, [*COMPANIONS], stream)
+    checkpoint = base
     assert checkpoint.folder is not None
     if final == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
@@ -139,14 +141,14 @@ def apply(
 
 def largest_applied_size(
     vector: TaskVector,
-    base: str | Path,
+    base: str | Path | Checkpoint,
     *,
     dtype: torch.dtype | str | None = None,
     max_shard_size: int | str | None = None,
     requantise: RequantiseChoice | None = None,
 ) -> int:
     """How many bytes `apply` writes at most; of the base no more than its headers are read."""
-    checkpoint = open_checkpoint(base)
+    checkpoint = base if isinstance(base, Checkpoint) else open_checkpoint(base)
     assert checkpoint.folder is not None
     check_fits(vector, checkpoint, may_grow=True)
     out_dtype = None if dtype is None else parse_dtype(dtype)
@@ -212,7 +214,7 @@ def _finish(
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    if config != checkpoint.config:
+    if config != checkpoint.config or checkpoint.is_stacked:
         (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     if list(files) != [WEIGHTS]:
         index = {

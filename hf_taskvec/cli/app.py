@@ -23,6 +23,7 @@ from hf_taskvec.cli.evaluate import evaluate_command
 from hf_taskvec.cli.extract import extract_command
 from hf_taskvec.cli.forget import forget_command
 from hf_taskvec.cli.lm_eval import lm_eval_command
+from hf_taskvec.cli.merge import merge_command
 from hf_taskvec.cli.option_words import in_cli_words
 from hf_taskvec.cli.push import push_command
 from hf_taskvec.cli.show import show_command
@@ -51,6 +52,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Models": {
         "apply": apply_command,
+        "merge": merge_command,
         "adapter": adapter_command,
         "eval": evaluate_command,
         "sweep": sweep_command,

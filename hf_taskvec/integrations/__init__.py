@@ -3,6 +3,8 @@
 - `lm_eval_model`: `TaskVectorLM`, lm-evaluation-harness's model type `taskvec`: a model with a vector on it.
 - `lm_eval_tasks`: `register_lm_eval`, which makes that type known to lm-eval, and `lm_eval_metric`, its tasks as a
   metric for `score_scales`.
+- `mergekit_config`: `read_mergekit_config`, a YAML of mergekit, read strictly.
+- `mergekit_merge`: `open_merge`, such a YAML as a base and a vector. It takes no mergekit.
 
 Importing the package imports no other tool; what needs one says which extra installs it.
 """
@@ -14,9 +16,27 @@ from hf_taskvec.lazy_names import lazy_names
 if TYPE_CHECKING:
     from hf_taskvec.integrations.lm_eval_model import TaskVectorLM
     from hf_taskvec.integrations.lm_eval_tasks import lm_eval_metric, register_lm_eval
+    from hf_taskvec.integrations.mergekit_config import MergekitConfig, read_mergekit_config
+    from hf_taskvec.integrations.mergekit_merge import MergekitMerge, open_merge
 
-_HOMES = {"TaskVectorLM": "lm_eval_model", "lm_eval_metric": "lm_eval_tasks", "register_lm_eval": "lm_eval_tasks"}
+_HOMES = {
+    "MergekitConfig": "mergekit_config",
+    "MergekitMerge": "mergekit_merge",
+    "TaskVectorLM": "lm_eval_model",
+    "lm_eval_metric": "lm_eval_tasks",
+    "open_merge": "mergekit_merge",
+    "read_mergekit_config": "mergekit_config",
+    "register_lm_eval": "lm_eval_tasks",
+}
 
-__all__ = ["TaskVectorLM", "lm_eval_metric", "register_lm_eval"]
+__all__ = [
+    "MergekitConfig",
+    "MergekitMerge",
+    "TaskVectorLM",
+    "lm_eval_metric",
+    "open_merge",
+    "read_mergekit_config",
+    "register_lm_eval",
+]
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -13,7 +13,7 @@ from hf_taskvec.errors import BadValueError
 from hf_taskvec.merging.rule_registry import Parameter, rule
 
 # Of 1 - cos²: vectors so nearly of one direction, or of opposite ones, that no arc between them is defined.
-_COLLINEAR = 1e-16
+_COLLINEAR = 1e-14
 _SINGULAR = 1e-6
 
 
@@ -22,8 +22,9 @@ def slerp_rule(parameter: Parameter, t: float = 0.5) -> list[Term]:
     """Between two vectors along the arc: neither's length gets lost where they point elsewhere.
 
     With the angle ω between the two, `sin((1 - t)ω)/sin(ω)` of the first and `sin(tω)/sin(ω)` of the second, for each
-    parameter by itself; where they have one direction, or opposite ones, it is `interpolate`. This is mergekit's
-    `nuslerp` with a base model; its `slerp` turns whole models instead of what fine-tuning changed.
+    parameter by itself; where they have one direction, or opposite ones, it is `interpolate`. What one of the vectors
+    does not change is at a right angle to the other. This is mergekit's `nuslerp` with a base model; its `slerp` turns
+    whole models instead of what fine-tuning changed.
 
     Args:
         parameter (`Parameter`):
@@ -37,11 +38,10 @@ def slerp_rule(parameter: Parameter, t: float = 0.5) -> list[Term]:
     if isinstance(t, bool) or not isinstance(t, float | int) or not 0.0 <= t <= 1.0:
         raise BadValueError(f"t={t!r} must be at least 0 and at most 1. Use 'sum' to go beyond the two vectors.")
     shares = [1.0 - t, float(t)]
-    if len(parameter.changes) == 2:
-        (cosine,) = _cosines(parameter)
-        if 1.0 - cosine * cosine > _COLLINEAR:
-            angle = math.acos(cosine)
-            shares = [math.sin(share * angle) / math.sin(angle) for share in shares]
+    (cosine,) = _cosines(parameter) or [0.0]
+    if 1.0 - cosine * cosine > _COLLINEAR:
+        angle = math.acos(cosine)
+        shares = [math.sin(share * angle) / math.sin(angle) for share in shares]
     return parameter.sum([shares[change.index] * change.weight for change in parameter.changes])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hf_taskvec.algebra.parameter_names import Grouping, group_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, did_you_mean
-from hf_taskvec.merging.option_checks import checked_number
+from hf_taskvec.merging.option_checks import between, checked_number
 from hf_taskvec.merging.rule_registry import Parameter, rule
 
 
@@ -73,7 +73,7 @@ def layers_rule(
     """
     rows, others = _rows(schedule, parameter.vectors), checked_number("outside", outside)
     place = 0.0 if parameter.layers < 2 or parameter.layer is None else parameter.layer / (parameter.layers - 1)
-    factors = [others if parameter.layer is None else _between(rows[c.index], place) for c in parameter.changes]
+    factors = [others if parameter.layer is None else between(rows[c.index], place) for c in parameter.changes]
     return parameter.sum([c.weight * factor for c, factor in zip(parameter.changes, factors, strict=True)])
 
 
@@ -130,15 +130,3 @@ def _rows(schedule: Any, vectors: int) -> list[Sequence[float]]:
             f"there are {len(schedule)} schedules for {vectors} vectors. Give one for each, or one for all."
         )
     return list(schedule)
-
-
-def _between(row: Sequence[float], place: float) -> float:
-    """The schedule at a place from 0 to 1.
-
-    >>> [_between([0.0, 1.0, 0.0], place) for place in (0.0, 0.25, 0.5, 1.0)]
-    [0.0, 0.5, 1.0, 0.0]
-    """
-    position = place * (len(row) - 1)
-    left = min(int(position), len(row) - 1)
-    right = min(left + 1, len(row) - 1)
-    return float(row[left] + (position - left) * (row[right] - row[left]))

@@ -6,8 +6,10 @@ or left out together: 16-bit weights have many of them, and no order among them 
 """
 
 import hashlib
+import math
 import numbers
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +23,7 @@ from hf_taskvec.algebra.sources import numel
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
-from hf_taskvec.merging.option_checks import checked_share, checked_shares
+from hf_taskvec.merging.option_checks import checked_below, checked_each, checked_share, checked_shares
 from hf_taskvec.merging.order_statistics import order_statistics
 from hf_taskvec.merging.rule_registry import Parameter, rule
 
@@ -76,7 +78,7 @@ def rows_rule(parameter: Parameter, fraction: float = 0.2) -> list[Term]:
 
 
 @rule("breadcrumbs", paper="https://arxiv.org/abs/2312.06795", at_least=1)
-def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: float = 0.01) -> list[Term]:
+def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: Densities = 0.01) -> list[Term]:
     """The weighted sum of vectors without their smallest elements, and without their very largest.
 
     A density of 1 - gamma or more leaves fewer of the largest out, so that as many are kept as it says.
@@ -86,7 +88,7 @@ def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: floa
             The parameter, and what each vector changes in it.
         density (`float` or `Sequence[float]`, *optional*, defaults to 0.9):
             The share of all elements to keep: one number, or one for each vector.
-        gamma (`float`, *optional*, defaults to 0.01):
+        gamma (`float` or `Sequence[float]`, *optional*, defaults to 0.01):
             The share of largest elements to leave out.
 
     """
@@ -96,26 +98,24 @@ def breadcrumbs_rule(parameter: Parameter, density: Densities = 0.9, gamma: floa
     return parameter.elementwise(_weighted_sum(parameter, within_bounds), found)
 
 
-def breadcrumbs_bounds(parameter: Parameter, density: Densities, gamma: float) -> list[Statistic]:
+def breadcrumbs_bounds(parameter: Parameter, density: Densities, gamma: Densities) -> list[Statistic]:
     """Find the smallest and the largest magnitude that breadcrumbs keeps of each change."""
-    if isinstance(gamma, bool) or not isinstance(gamma, float | int) or not 0.0 <= gamma < 1.0:
-        raise BadValueError(
-            f"gamma={gamma!r}: the share of largest elements to leave out must be at least 0 and below 1."
-        )
+    largest = checked_each("gamma", gamma, parameter.vectors, partial(checked_below, limit=1.0))
     densities = checked_shares("density", density, parameter.vectors)
     count = numel(parameter.shape)
-    most = int(gamma * count)
 
-    def bounds(share: float) -> Statistic:
+    def bounds(share: float, left_out: float) -> Statistic:
+        if share == 1.0:
+            return lambda tiles: (0.0, math.inf)
         kept = int(share * count)
-        first = max(0, count - kept - most)
+        first = max(0, count - kept - int(left_out * count))
 
         def find(tiles: Tiles) -> tuple[float, ...] | None:  # None: a small parameter, of which nothing is kept
             return tuple(order_statistics(tiles, [first, first + kept - 1], parameter.name)) if kept else None
 
         return find
 
-    return [bounds(densities[change.index]) for change in parameter.changes]
+    return [bounds(densities[change.index], largest[change.index]) for change in parameter.changes]
 
 
 def within_bounds(build: FormulaBuilder, change: Element, bound: tuple[float, float] | None) -> Element:

@@ -61,6 +61,8 @@ class Checkpoint:
     #: name in the files -> canonical name (or tied alias), of everything that a vector can change; of what is stored in
     #: fewer bits the weight's own name
     canonical_of: Mapping[str, str] = field(default_factory=dict)
+    #: whether it was put together of layers of several models: `folder`, that of the first, has another config
+    is_stacked: bool = False
 
     @cached_property
     def sampled_fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Merging four models by TIES and DARE, measured beside mergekit: one run, both sides, ratios.
+"""Merging four models by TIES and DARE, and by a whole YAML, measured beside mergekit: one run, both sides, ratios.
 
     python tests/benchmarks/bench_combine.py --layers 2 --mergekit path/to/mergekit/venv/bin/python
 
@@ -21,35 +21,59 @@ RULES = {
     "DARE, density 0.5": ("dare", {"density": 0.5}, "dare_linear"),
     "breadcrumbs, density 0.9": ("breadcrumbs", {"density": 0.9}, "breadcrumbs"),
 }
+# One file, which both sides run: gradients over the layers, filters by name.
+YAML = "YAML: TIES, gradients, filters"
+PARAMETERS = """\
+parameters:
+  normalize: true
+  density: [0.5, 0.2]
+  weight:
+    - {filter: mlp, value: [0.3, 0.7]}
+    - {value: 0.5}
+"""
 
 
 def job(folder: str, rule: str, option: str) -> None:
     """Our side, in a process of its own: prints one line of JSON."""
-    import hf_taskvec.application.to_checkpoint  # noqa: F401
     from hf_taskvec import TaskVector, combine
 
-    base, name, value = Path(folder) / "base", *option.split("=")
+    base = Path(folder) / "base"
     warm_up(str(base))
+    if rule == "yaml":
+        from hf_taskvec.integrations.mergekit_merge import open_merge
+
+        with Watch():
+            open_merge(base.parent / option).apply(base.parent / "out")
+        return
+    name, value = option.split("=")
     with Watch():
         vectors = [TaskVector.from_finetuned(base, base.parent / f"tuned{number}") for number in range(MODELS)]
         combine(vectors, rule, [0.5] * MODELS, **{name: float(value)}).apply(base, base.parent / "out")
 
 
-def ours(folder: Path, rule: str, options: dict[str, float]) -> dict[str, float]:
-    (option,) = (f"{name}={value}" for name, value in options.items())
+def ours(folder: Path, rule: str, option: str) -> dict[str, float]:
     (found,) = bench_apply.run(str(folder), rule, option, script=__file__)
     clear(folder / "out")
     return found
 
 
-def mergekit(python: str, folder: Path, method: str, options: dict[str, float]) -> dict[str, float]:
+def write_yaml(folder: Path, method: str, options: dict[str, float]) -> Path:
+    """What both sides are to do: each model at a weight of 0.5, or by `PARAMETERS`."""
     models = "".join(
-        f"  - model: {folder / f'tuned{number}'}\n    parameters:\n      weight: 0.5\n"
+        f"  - model: {folder / f'tuned{number}'}\n"
+        + ("    parameters:\n      weight: 0.5\n" if options else "")
         + "".join(f"      {name}: {value}\n" for name, value in options.items())
         for number in range(MODELS)
     )
     config = folder / "merge.yml"
-    config.write_text(f"merge_method: {method}\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n{models}")
+    config.write_text(
+        f"merge_method: {method}\nbase_model: {folder / 'base'}\ndtype: bfloat16\nmodels:\n{models}"
+        + ("" if options else PARAMETERS)
+    )
+    return config
+
+
+def mergekit(python: str, folder: Path, config: Path) -> dict[str, float]:
     found = bench_apply.mergekit_yaml(python, config, folder / "merged")
     clear(folder / "merged")
     return found
@@ -61,7 +85,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="layers of the models (Phi-1.5 has 24)")
     parser.add_argument("--vocabulary", type=int, default=CONFIG["vocab_size"], help="rows of the embeddings")
     parser.add_argument("--folder", type=Path, default=shared if shared.exists() else Path.cwd(), help="for the files")
-    parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES], help="which rules; all by default")
+    parser.add_argument(
+        "--rules", nargs="+", choices=[*RULES, YAML], default=[*RULES, YAML], help="which rules; all by default"
+    )
     parser.add_argument("--mergekit", help="the python of a virtual environment that has mergekit")
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -96,9 +122,10 @@ def report(folder: Path, layers: int, vocabulary: int, python: str | None, rules
         + "|"
     )
     for what in rules:
-        rule, parameters, method = RULES[what]
-        mine = ours(folder, rule, parameters)
-        theirs = mergekit(python, folder, method, parameters) if python else dict.fromkeys(mine, float("nan"))
+        rule, parameters, method = RULES.get(what, ("yaml", {}, "ties"))
+        config = write_yaml(folder, method, parameters)
+        mine = ours(folder, rule, next((f"{name}={value}" for name, value in parameters.items()), config.name))
+        theirs = mergekit(python, folder, config) if python else dict.fromkeys(mine, float("nan"))
         cells = []
         for kind in ("seconds", "cpu"):
             cells += [f"{mine[kind]:.1f} s", f"{theirs[kind]:.1f} s", f"{theirs[kind] / mine[kind]:.1f}×"]

@@ -47,6 +47,8 @@ BAD = [
     (["apply", "vector", "base", "--scale", "nan", "-o", "x"], "nan"),
     (["apply", "vector", "base", "-o", "base"], "holds other files"),
     (["apply", "vector", "base", "--requantise", "same", "-o", "x"], "no weight of base is stored in fewer bits"),
+    (["merge", "nowhere.yaml", "-o", "x"], "no file nowhere.yaml"),
+    (["merge", "lamps.txt", "-o", "x"], "must hold merge_method"),
     (["adapter", "vector", "-o", "x"], "are not low-rank"),
     (["adapter", "vector", "--dense", "lose", "-o", "x"], "not one of"),
     (["eval", "base", "-o", "x"], "no book was given"),

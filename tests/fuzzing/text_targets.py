@@ -25,6 +25,7 @@ from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
 from hf_taskvec.experiments.unlearning.unlearn_inputs import _adapter_content
 from hf_taskvec.filenames import COMMAND_RECORD
 from hf_taskvec.hub_names import is_folder, may_be_hub_id
+from hf_taskvec.integrations import read_mergekit_config
 from hf_taskvec.publishing.model_card import _command, card_for
 from hf_taskvec.publishing.pushed_files import _without_paths, files_to_push
 from hf_taskvec.publishing.written_folder import open_artifact
@@ -82,6 +83,65 @@ def _setting(kind: Any, value: Any, where: str) -> Any:
     if kind in (int, float) and isinstance(value, str):
         value = kind(value)
     return conforming(kind, value, where)
+
+
+# A YAML of mergekit.
+
+_MERGE = {
+    "slices": [
+        {
+            "sources": [
+                {"model": "me/a+me/lora", "layer_range": [0, 8], "parameters": {"weight": [0, 0.5, 1]}},
+                {"model": "me/base", "layer_range": [0, 8]},
+            ],
+            "parameters": {"density": [{"filter": "mlp", "value": [0.5, 1]}, {"value": 0.3}]},
+        }
+    ],
+    "merge_method": "ties", "base_model": "me/base", "parameters": {"normalize": True, "lambda": 0.9},
+    "dtype": "bfloat16", "tokenizer_source": "base",
+}  # fmt: skip
+
+
+def make_merge(folder: Path) -> None:
+    (folder / "merge.yaml").write_text(yaml.safe_dump(_MERGE))
+
+
+def read_merge(folder: Path) -> Any:
+    found = read_mergekit_config(folder / "merge.yaml")
+    found.kind  # noqa: B018 (looked up)
+    return json.loads(json.dumps({**asdict(found), "models": found.models}, allow_nan=False))
+
+
+def expected_merge(document: Any, folder: Path) -> Any:
+    """What stands there, with what may be left out."""
+
+    def source(given: Any) -> Any:
+        layers = given.get("layer_range")
+        return {"model": given["model"].strip(), "layers": layers, "parameters": given.get("parameters") or {}}
+
+    try:
+        found = plain_yaml((folder / "merge.yaml").read_bytes().decode())
+        given = found["slices"] if found.get("slices") else [{"sources": found["models"]}]
+        slices = [
+            {"sources": [source(one) for one in each["sources"]], "parameters": each.get("parameters") or {}}
+            for each in given
+        ]
+        texts = {key: found[key].strip() for key in ("base_model", "tokenizer_source") if found.get(key) is not None}
+        dtype = found.get("dtype") if found.get("out_dtype") is None else found["out_dtype"]
+        base = texts.get("base_model")
+        models = [*([base] if base else []), *(one["model"] for each in slices for one in each["sources"])]
+        expected = {
+            "method": found["merge_method"].strip(),
+            "slices": slices,
+            "base_model": base,
+            "parameters": found.get("parameters") or {},
+            "dtype": None if dtype is None else dtype.strip(),
+            "tokenizer_source": texts.get("tokenizer_source"),
+            "models": list(dict.fromkeys(models)),
+        }
+        return json.loads(json.dumps(expected, allow_nan=False))
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise MeaninglessError(str(error)[:100]) from None
 
 
 # The commands that wrote a folder.
@@ -319,6 +379,15 @@ TARGETS = [
         read_settings(MultitaskConfig),
         expected_settings(MultitaskConfig),
         share=0.3,
+    ),
+    Target(
+        "mergekit's YAML",
+        ("hf_taskvec.integrations.mergekit_config:read_mergekit_config",),
+        "merge.yaml",
+        Yaml(),
+        make_merge,
+        read_merge,
+        expected_merge,
     ),
     Target(
         "record of commands",

@@ -202,7 +202,7 @@ def test_nothing_is_read_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {rule: type(vector["model.layers.0.mlp.fc1.weight"].terms[0].delta) for rule, vector in merged.items()}
     computed = {rule for rule, kind in kinds.items() if issubclass(kind, Computed)}
     sparse = {"breadcrumbs", "breadcrumbs_ties", "dare", "dare_ties", "della", "della_ties", "magnitude", "ties"}
-    assert computed == sparse | {"importance", "negmerge"}
+    assert computed == sparse | {"importance", "mergekit", "negmerge", "sce"}
     assert {rule for rule, kind in kinds.items() if kind is LowRank} == {"low_rank", "tsv"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.example_vectors import LARGE, assert_close, some_vectors
+from support.example_vectors import LARGE, assert_close, some_vectors, stacked
 
 from hf_taskvec import TaskVector, combine
 from hf_taskvec.errors import BadValueError
@@ -93,3 +93,40 @@ def test_all_is_kept_at_a_density_of_one() -> None:
 def test_bad_options_are_refused(rule: str, options: dict, message: str) -> None:
     with pytest.raises((BadValueError, LookupError), match=message):
         combine(some_vectors(2), rule, **options)
+
+
+def of_sce(changes: torch.Tensor, density: float) -> torch.Tensor:
+    """By the paper's formulas, of all vectors at once, in fp64."""
+    spread = changes.var(0, unbiased=False)
+    kept = int(density * int((spread > 0).sum()))
+    mask = (
+        torch.zeros(spread.numel(), dtype=torch.float64)
+        .index_fill(0, spread.flatten().topk(kept).indices, 1.0)
+        .reshape(spread.shape)
+    )
+    left = changes * mask
+    energies = left.square().flatten(1).sum(1)
+    shares = (energies / energies.sum()).reshape(-1, *[1] * spread.ndim)
+    agrees = (left * left.sum(0)) > 0
+    divisor = (shares * agrees).sum(0)
+    return (shares * left * agrees).sum(0) / torch.where(divisor > 0, divisor, 1.0)
+
+
+@pytest.mark.parametrize("density", [0.3, 1.0])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, -0.5, 2.0]])
+def test_sce_is_the_papers(density: float, weights: list[float]) -> None:
+    vectors = some_vectors(3, shape=LARGE)
+    factors = torch.tensor(weights, dtype=torch.float64)
+    expected = {}
+    for name in vectors[0]:
+        changes = stacked(vectors, name)
+        expected[name] = of_sce(changes * factors.reshape(-1, *[1] * (changes.ndim - 1)), density)
+    assert_close(combine(vectors, "sce", weights, density=density), expected)
+
+
+def test_sce_counts_a_vector_that_leaves_a_parameter_as_it_is() -> None:
+    one = TaskVector.from_tensors({"w": torch.tensor([4.0, 1.0, 0.0, -3.0]), "u": torch.ones(1)}, name="one")
+    other = TaskVector.from_tensors({"u": torch.ones(1)}, name="other")
+    merged = combine([one, other], "sce", density=0.4)  # one of the three elements that differ
+    assert merged.dense("w").tolist() == [4.0, 0.0, 0.0, 0.0]
+    assert combine([one, one.named("same")], "sce", density=0.4).norm() == 0.0  # nothing differs

@@ -56,6 +56,8 @@ JOBS: dict[str, tuple[str, list[float], dict[str, Any], str, dict[str, Any]]] = 
     ),
     "model_stock": ("model_stock", [1.0] * 3, {}, "model_stock", {"weight": None}),  # it has no weights
     "slerp": ("slerp", [1.0] * 2, {"t": 0.4}, "nuslerp", {"weight": [0.6, 0.4]}),  # of two vectors
+    "sce": ("sce", [1.0] * 3, {"density": 0.4}, "sce", {"weight": None, "select_topk": 0.4}),
+    "sce_all": ("sce", [1.0] * 3, {"density": 1.0}, "sce", {"weight": None}),
     "dare": (
         "dare",
         MIXED,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 COMMANDS = [
     *("extract", "show", "compare", "combine", "compress"),
-    *("apply", "adapter", "eval", "sweep", "choose", "forget", "audit", "survival"),
+    *("apply", "merge", "adapter", "eval", "sweep", "choose", "forget", "audit", "survival"),
     *("card", "push"),
 ]
 #: the command lines of other tools, whose options and errors are their own

@@ -11,6 +11,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layers": {"schedule": [0.5, 1.0]},
     "learned": {"scales": {"all": 0.75}, "by": "vector"},
     "low_rank": {"rank": 2},
+    "mergekit": {
+        "method": "ties",
+        "slices": [{"layers": [0, 24], "sources": [{"vector": number} for number in range(2)]}],
+        "parameters": {"weight": 0.5, "density": [0.3, 0.6]},
+    },
 }
 
 
