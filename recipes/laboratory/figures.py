@@ -219,7 +219,7 @@ def figure3_figure(result: figure3.Result) -> Figure:
         for layer, values in enumerate(zip(*found, strict=True), 1):
             style = look(number) | {"marker": "", "linestyle": "-" if layer == 1 else ":"}
             ranks.semilogx(result.steps, values, label=f"{name}, layer {layer}", **style)
-    ranks.set(xlabel="step", title="stable rank")
-    ranks.legend(frameon=False, fontsize=9)
+    ranks.set(xlabel="step", title="stable rank", ylim=(-0.5, 8))
+    ranks.legend(frameon=False, fontsize=9, loc="lower left")
     ranks.grid(alpha=0.25)
     return figure
