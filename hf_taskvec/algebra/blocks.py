@@ -8,13 +8,12 @@ as the product of two factors, is computed for the whole tile and then cut: the 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import torch
 from typing_extensions import override
 
-from hf_taskvec.algebra.sources import Readable, RowReader, Source
+from hf_taskvec.algebra.sources import Readable, RowReader, View
 from hf_taskvec.errors import UnsupportedError
 
 
@@ -111,21 +110,15 @@ def _as_range(positions: Sequence[int]) -> range | tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class PartOf(Source):
+class PartOf(View):
     """What a block holds of a stored tensor."""
 
-    source: Source
     block: Block
 
     @property
     @override
     def shape(self) -> tuple[int, ...]:
         return self.block.shape
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
 
     @override
     def read(self) -> torch.Tensor:
@@ -138,18 +131,8 @@ class PartOf(Source):
 
     @property
     @override
-    def identity(self) -> str:
-        return f"{self.source.identity}{self.block}"
-
-    @cached_property
-    @override
-    def handle(self) -> str:
-        return f"{self.source.handle}{self.block}"
-
-    @property
-    @override
-    def roots(self) -> tuple[Source, ...]:
-        return self.source.roots
+    def place(self) -> str:
+        return str(self.block)
 
 
 @dataclass(frozen=True)

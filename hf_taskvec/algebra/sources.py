@@ -293,10 +293,45 @@ class InMemory(Source):
 
 
 @dataclass(frozen=True)
-class Transposed(Source):
-    """The transpose of a stored matrix, as a view."""
+class View(Source):
+    """A stored tensor seen in another form: what a subclass does not say is the stored tensor's."""
 
     source: Source
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """What of it is seen, as a text: with the stored tensor's own it tells this view from any other."""
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    @override
+    def identity(self) -> str:
+        return f"{self.source.identity}{self.place}"
+
+    @cached_property
+    @override
+    def handle(self) -> str:
+        return f"{self.source.handle}{self.place}"
+
+    @property
+    @override
+    def roots(self) -> tuple[Source, ...]:
+        return self.source.roots
+
+    @property
+    @override
+    def is_collective(self) -> bool:
+        return self.source.is_collective
+
+
+@dataclass(frozen=True)
+class Transposed(View):
+    """The transpose of a stored matrix, as a view."""
 
     def __post_init__(self) -> None:
         if len(self.source.shape) != 2:
@@ -307,36 +342,20 @@ class Transposed(Source):
     def shape(self) -> tuple[int, ...]:
         return self.source.shape[::-1]
 
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
     @override
     def read(self) -> torch.Tensor:
         return self.source.read().t()
 
     @property
     @override
-    def identity(self) -> str:
-        return f"{self.source.identity}.T"
-
-    @cached_property
-    @override
-    def handle(self) -> str:
-        return f"{self.source.handle}.T"
-
-    @property
-    @override
-    def roots(self) -> tuple[Source, ...]:
-        return self.source.roots
+    def place(self) -> str:
+        return ".T"
 
 
 @dataclass(frozen=True)
-class RowsOf(Source):
+class RowsOf(View):
     """Some rows of a stored tensor: a free view for a `range`, a small copy for scattered indices."""
 
-    source: Source
     index: range | tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -351,11 +370,6 @@ class RowsOf(Source):
     @override
     def shape(self) -> tuple[int, ...]:
         return (len(self.index), *self.source.shape[1:])
-
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
 
     @override
     def read(self) -> torch.Tensor:
@@ -383,18 +397,8 @@ class RowsOf(Source):
 
     @property
     @override
-    def identity(self) -> str:
-        return f"{self.source.identity}[{self.index}]"
-
-    @cached_property
-    @override
-    def handle(self) -> str:
-        return f"{self.source.handle}[{self.index}]"
-
-    @property
-    @override
-    def roots(self) -> tuple[Source, ...]:
-        return self.source.roots
+    def place(self) -> str:
+        return f"[{self.index}]"
 
 
 @dataclass(frozen=True)

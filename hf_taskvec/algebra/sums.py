@@ -16,7 +16,7 @@ from hf_taskvec.algebra.elementwise import Element
 from hf_taskvec.algebra.formulas import Formula, FormulaBuilder, Scaled, Weighted, sum_formula
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.scratch import Slot, buffer, deeper
-from hf_taskvec.algebra.sources import Source
+from hf_taskvec.algebra.sources import Readable, Source
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.tiles import tiles_of_shape
 
@@ -264,8 +264,6 @@ class Sum:
         """
         ready = self._prepared or self._prepare()
         ((_, tensor),), ((weight, left, right),) = ready.folded, ready.factors
-        if not isinstance(tensor, torch.Tensor):
-            return False
         size = matrix_size(sampled_rows(tensor)) if self._target_size is None else self._target_size
         reach = abs(weight) * left.shape[1] * matrix_size(sampled_rows(left)) * matrix_size(sampled_rows(right))
         return reach <= 0.75 * size
@@ -299,9 +297,12 @@ def _only_rounding() -> Formula:
 _rounding = _only_rounding()
 
 
-def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """At most 64 rows, from which the size of a matrix is seen."""
-    return matrix[:: sampling_step(matrix.shape[0])]
+def sampled_rows(matrix: Readable) -> torch.Tensor:
+    """At most 64 rows, from which the size of a matrix is seen: the same ones, however it is stored."""
+    step = sampling_step(matrix.shape[0])
+    if isinstance(matrix, torch.Tensor):
+        return matrix[::step].contiguous()
+    return torch.cat([matrix.rows(row, row + 1).clone() for row in range(0, matrix.shape[0], step)])
 
 
 def sampling_step(rows: int) -> int:

@@ -6,12 +6,12 @@ from functools import cached_property
 import torch
 from typing_extensions import override
 
-from hf_taskvec.algebra.sources import Source, numel
+from hf_taskvec.algebra.sources import Source, View, numel
 from hf_taskvec.errors import MismatchError
 
 
 @dataclass(frozen=True)
-class Strided(Source):
+class Strided(View):
     """Some elements of a stored tensor, as a view: an expert of several, a block of rows, their transpose.
 
     Args:
@@ -32,7 +32,6 @@ class Strided(Source):
 
     """
 
-    source: Source
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
@@ -49,34 +48,15 @@ class Strided(Source):
     def shape(self) -> tuple[int, ...]:
         return self.size
 
-    @property
-    @override
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
     @override
     def read(self) -> torch.Tensor:
         tensor = self.source.read().contiguous()
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
     @property
-    def _place(self) -> str:
+    @override
+    def place(self) -> str:
         return f"[{self.size}, {self.stride}, {self.offset}]"
-
-    @property
-    @override
-    def identity(self) -> str:
-        return f"{self.source.identity}{self._place}"
-
-    @cached_property
-    @override
-    def handle(self) -> str:
-        return f"{self.source.handle}{self._place}"
-
-    @property
-    @override
-    def roots(self) -> tuple[Source, ...]:
-        return self.source.roots
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
+from hf_taskvec.algebra.sums import Sum
 from hf_taskvec.errors import CorruptFileError, MissingFileError, TaskVectorError, UnsupportedError
 from hf_taskvec.models.checkpoint import open_checkpoint
 from hf_taskvec.models.distributed_checkpoint import open_distributed
@@ -64,6 +65,23 @@ def test_a_distributed_checkpoint_is_a_model_like_any_other(
         == open_checkpoint(pair.tuned).full_digest
     )
     assert vector.save(tmp_path / "saved") and TaskVector.load(tmp_path / "saved").norm() == expected.norm()
+
+
+def test_a_low_rank_change_has_one_result_on_every_kind_of_file(tmp_path: Path) -> None:
+    """In bf16 at a rank where fp32 is enough: which precision is taken must not hang on how the base is stored."""
+    base = tiny_models.make("llama", torch.bfloat16, hidden_size=256, intermediate_size=512, vocab_size=200)
+    base.save_pretrained(tmp_path / "base")
+    folder = write(tmp_path / "base", tmp_path / "parts")
+    vector = tiny_models.low_rank(base, size=0.03)
+    with pytest.MonkeyPatch.context() as patched:
+        taken: list[bool] = []
+        real = Sum._fits_single
+        patched.setattr(Sum, "_fits_single", lambda *given: taken.append(real(*given)) or taken[-1])
+        applied = [
+            vector.apply(each, tmp_path / f"{each.name}-out", scale=-0.7) for each in (tmp_path / "base", folder)
+        ]
+    half = len(taken) // 2
+    assert same(*applied) and sum(taken[:half]) == sum(taken[half:]) > 0
 
 
 def test_parts_of_several_processes_are_read_without_putting_them_together(tmp_path: Path) -> None:

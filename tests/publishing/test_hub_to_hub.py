@@ -1,13 +1,15 @@
 """Merged models from Hub to Hub: read by byte range, uploaded shard by shard, nothing of a model on memory or disk."""
 
 import json
+import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import tiny_models, tiny_quantised
+from support import launch, tiny_models, tiny_quantised
 from support.hub_server import HubServer
 from support.tiny_models import Pair
 from transformers import AutoModelForCausalLM
@@ -170,3 +172,40 @@ def test_a_damaged_header_is_refused(hub: HubServer, pair: Pair, tmp_path: Path)
         hub.add_repo("me/damaged", tmp_path / "damaged")
         with pytest.raises(ValueError, match="damaged or not a safetensors file"):
             TaskVector.from_finetuned("me/base", "me/damaged", stream=True)
+
+
+_PUSHING = """
+import sys
+from hf_taskvec import TaskVector
+vector = TaskVector.from_finetuned("me/base", "me/tuned", stream=True)
+vector.apply("me/base", push_to="me/merged", scale=-0.6, work_folder=sys.argv[1], threads=1)
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_push_that_is_killed_goes_on_and_sends_no_shard_twice(
+    hub: HubServer, pair: Pair, tmp_path: Path, kills: int
+) -> None:
+    """SIGKILL, when so many more shards are at the Hub and some milliseconds later; then once to the end."""
+    script, work, draw = tmp_path / "pushing.py", tmp_path / "work", random.Random(0)
+    script.write_text(_PUSHING)
+    total = len(list(pair.base.glob("*.safetensors")))
+    steps, at_hub = max(1, total // (kills + 2)), 0
+
+    def uploads() -> list[str]:
+        return [each.line for each in hub.log if each.line.startswith(f"PUT {hub.cdn_url}") and each.status == 200]
+
+    for _ in range(kills):
+        pushing = launch.start(script, work, stderr=tmp_path / "said")
+        while pushing.running() and len(uploads()) < at_hub + steps:
+            time.sleep(0.001)
+        assert pushing.running(), (tmp_path / "said").read_text()[-3000:]
+        time.sleep(draw.random() * 0.02)
+        pushing.kill()
+        at_hub = len(uploads())
+        assert at_hub < total and len(hub.history(REPO)) == 1  # nothing is published yet
+    launch.succeed(script, work)
+    assert len(uploads()) == total and len(set(uploads())) == total
+    expected = pair.vector().apply(pair.base, tmp_path / "out", scale=-0.6)
+    assert weights(hub.files(REPO)) == weights(on_disk(expected))
+    assert list(work.iterdir()) == [] and len(hub.history(REPO)) == 2
