@@ -6,6 +6,8 @@ processes, or where a device is asked for.
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# Seconds between two signs of life, and after how many without one a process counts as gone.
+_SIGN, _SILENCE = 3.0, 45.0
+
 
 class Processes:
     """All processes of this run, seen from one of them. The names are those of accelerate's `PartialState`.
@@ -29,6 +34,8 @@ class Processes:
 
     def __init__(self, state: "PartialState | None" = None) -> None:
         self._state = state
+        if self.num_processes > 1:
+            _signs_of_life()
 
     @property
     def process_index(self) -> int:
@@ -57,9 +64,11 @@ class Processes:
 
     def wait_for_everyone(self) -> None:
         """Return when every process has come here."""
-        if self._state:
-            with _others_alive():
-                self._state.wait_for_everyone()
+        if self.num_processes > 1:
+            import torch
+
+            devices = [self.device.index] if self.device.index is not None else None
+            wait_watching(lambda: torch.distributed.barrier(async_op=True, device_ids=devices))
 
     def gather(self, value: Any) -> list[Any]:
         """A small value from every process, in the order of processes; every process must call this."""
@@ -67,7 +76,8 @@ class Processes:
             return [value]
         from accelerate.utils import gather_object
 
-        with _others_alive():
+        self.wait_for_everyone()
+        with others_alive():
             return list(gather_object([value]))
 
     def all_reduce(self, tensor: "torch.Tensor") -> "torch.Tensor":
@@ -77,7 +87,7 @@ class Processes:
         import torch
 
         there = tensor.to(self.device, copy=True)
-        torch.distributed.all_reduce(there)
+        wait_watching(lambda: torch.distributed.all_reduce(there, async_op=True))
         return there.cpu()
 
     def broadcast(self, tensor: "torch.Tensor") -> None:
@@ -87,7 +97,7 @@ class Processes:
         import torch
 
         there = tensor.detach().to(self.device).contiguous()
-        torch.distributed.broadcast(there, 0)
+        wait_watching(lambda: torch.distributed.broadcast(there, 0, async_op=True))
         with torch.no_grad():
             tensor.copy_(there)
 
@@ -111,16 +121,105 @@ class Processes:
 
 
 @contextmanager
-def _others_alive() -> Iterator[None]:
+def others_alive() -> Iterator[None]:
     """What torch raises when another process is gone, in words."""
     try:
         yield
     except RuntimeError as error:
-        raise TaskVectorError(
-            "another process of this run has ended, or cannot be reached "
-            f"({str(error).splitlines()[0][:200]}). Its own output tells why. Start the run again: what was finished "
-            "is kept."
-        ) from None
+        raise _gone(str(error).splitlines()[0][:200]) from None
+
+
+def _gone(why: str) -> TaskVectorError:
+    return TaskVectorError(
+        f"another process of this run has ended, or cannot be reached ({why}). Its own output tells why. Start the run "
+        "again: what was finished is kept."
+    )
+
+
+def wait_watching(send: Callable[[], Any], group: Any = None) -> None:
+    """Send something to the other processes and wait for them, for as long as all of them give signs of life.
+
+    torch notices at once that a connection is closed, but not for half an hour that nothing comes through it any more:
+    of a host that is cut off or frozen. A process that is slow gives signs of life, however long it takes.
+
+    Args:
+        send (`Callable`):
+            A collective call of torch.distributed with `async_op=True`.
+        group (`ProcessGroup`, *optional*):
+            Those that make it; by default all processes.
+
+    Raises:
+        `TaskVectorError`: If another process has ended, or is silent for longer than three quarters of a minute.
+    """
+    signs, pause = _signs_of_life(), 0.0
+    with others_alive():
+        work = send()
+        while work is not None and not work.is_completed():
+            if signs is not None and (silent := signs.silence(group)) > _SILENCE:
+                raise _gone(f"no sign of life for {silent:.0f} seconds")
+            time.sleep(pause)
+            pause = min(0.02, pause * 1.5 + 1e-5)
+        if work is not None:
+            work.wait()
+
+
+class _SignsOfLife(threading.Thread):
+    """Tells the other processes every few seconds that this one is there, and sees whether they do.
+
+    They meet in the store of torch.distributed. A call to it waits as long as its host is silent; so only this thread
+    makes such calls, and one that does not return is silence too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="taskvec-signs-of-life")
+        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed import get_rank, get_world_size
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        self.home = _get_default_store()
+        self._store = PrefixStore("taskvec-signs-of-life", self.home)
+        self._rank, self._others = get_rank(), [each for each in range(get_world_size()) if each != get_rank()]
+        self._counts = dict.fromkeys(self._others, 0)
+        self._seen: dict[int, float] = {}
+        self._looked = time.monotonic()
+
+    def run(self) -> None:
+        try:
+            while _signs is self:
+                self._store.add(str(self._rank), 1)
+                for other in self._others:
+                    count = self._store.add(str(other), 0)
+                    if count != self._counts[other]:
+                        self._counts[other], self._seen[other] = count, time.monotonic()
+                self._looked = time.monotonic()
+                time.sleep(_SIGN)
+        except RuntimeError:  # the store is gone: so is the process that has it, which is silence
+            return
+
+    def silence(self, group: Any) -> float:
+        """For how many seconds the most silent process of a group has given no sign, once it had begun to give them."""
+        from torch.distributed import get_process_group_ranks
+
+        ranks = self._others if group is None else get_process_group_ranks(group)
+        return time.monotonic() - min([self._looked, *(self._seen[each] for each in ranks if each in self._seen)])
+
+
+_signs: _SignsOfLife | None = None
+
+
+def _signs_of_life() -> _SignsOfLife | None:
+    """The thread that gives and sees them, which runs from the first time that it is asked for."""
+    global _signs
+    import torch
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    if _signs is None or _signs.home is not _get_default_store():
+        _signs = _SignsOfLife()
+        _signs.start()
+    return _signs
 
 
 def processes() -> Processes:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from hf_taskvec.algebra.blocks import Block
 from hf_taskvec.algebra.sources import Source
 from hf_taskvec.algebra.sums import matrix_size, sampling_step
+from hf_taskvec.distributed import others_alive, wait_watching
 from hf_taskvec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -124,9 +125,13 @@ def failed_anywhere(meshes: "Iterable[DeviceMesh]", failed: bool) -> bool:
     for mesh in meshes:
         flag = torch.tensor([int(failed)], device=mesh.device_type)
         for dimension in range(mesh.ndim):
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, mesh.get_group(dimension))
+            _all_reduce(flag, mesh.get_group(dimension), torch.distributed.ReduceOp.MAX)
         failed = bool(flag.item())
     return failed
+
+
+def _all_reduce(tensor: torch.Tensor, group: Any, operation: Any) -> None:
+    wait_watching(lambda: torch.distributed.all_reduce(tensor, operation, group, async_op=True), group)
 
 
 def size_of_whole(tensor: "DTensor", block: Block, local: torch.Tensor) -> float:
@@ -144,7 +149,7 @@ def size_of_whole(tensor: "DTensor", block: Block, local: torch.Tensor) -> float
         sample[rows] = some
     for dimension, placement in enumerate(tensor.placements):
         if not placement.is_replicate():  # the others have parts that this one does not have
-            torch.distributed.all_reduce(sample, group=tensor.device_mesh.get_group(dimension))
+            _all_reduce(sample, tensor.device_mesh.get_group(dimension), torch.distributed.ReduceOp.SUM)
     return matrix_size(sample)
 
 
@@ -171,5 +176,6 @@ class Gathered(Source):
 
     @override
     def read(self) -> torch.Tensor:
-        whole: torch.Tensor = self.tensor.detach().full_tensor().cpu()
+        with others_alive():
+            whole: torch.Tensor = self.tensor.detach().full_tensor().cpu()
         return whole

@@ -252,12 +252,13 @@ def test_a_process_that_dies_stops_the_others_and_the_next_run_resumes(models, t
     pair, script, dying = models.pair("phi", torch.bfloat16), tmp_path / "script.py", tmp_path / "dying.py"
     script.write_text(_LAUNCHED)
     dying.write_text(_DYING + _LAUNCHED)
-    began, said = time.monotonic(), tmp_path / "said"
+    said = tmp_path / "said"
     run = launch.start(dying, pair.base, pair.tuned, tmp_path / "out", "x", processes=2, stderr=said)
     first, second = run.processes
-    second.join(50)
+    second.join(120)
+    died = time.monotonic()
     first.join(60)  # by itself: nobody ends it
-    assert second.exitcode == -9 and first.exitcode not in (0, None) and time.monotonic() - began < 110
+    assert second.exitcode == -9 and first.exitcode not in (0, None) and time.monotonic() - died < 60
     assert "another process of this run has ended" in said.read_text() and not (tmp_path / "out").exists()
     launch.succeed(script, pair.base, pair.tuned, tmp_path / "out", processes=2)
     launch.succeed(script, pair.base, pair.tuned, tmp_path / "one")

@@ -2,13 +2,16 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from support import launch
 
+from hf_taskvec import distributed
 from hf_taskvec.distributed import Processes
 from hf_taskvec.errors import BadValueError
 
@@ -91,3 +94,32 @@ def test_what_fails_in_one_process_fails_in_all(two: list[dict]) -> None:
         expected = [own, other] if failing == 0 else [other, own]
         assert [seen[f"{word} fails"] for seen in two] == expected
     assert [seen["second is not asked"] for seen in two] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "rank"),
+    [("barrier", "SIGSTOP", 0), ("edit", "SIGSTOP", 1), ("edit", "SIGKILL", 1)],  # process 0 has the store
+)
+def test_a_process_that_dies_or_is_silent_stops_the_others(where: str, how: str, rank: int) -> None:
+    """As torchrun starts them, but nobody ends the others: they have to end by themselves, soon, with a sentence."""
+    assert distributed._SIGN + distributed._SILENCE < 55  # within a minute, where a test does not wait so long
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), "WORLD_SIZE": "2"}
+    line = [sys.executable, str(launch.SUPPORT / "launched_silence.py"), where, how, str(rank), "3"]
+    started = []
+    for each in range(2):
+        own = {"RANK": str(each), "LOCAL_RANK": str(each), "LOCAL_WORLD_SIZE": "2"}
+        environment = launch.environment() | shared | own
+        started.append(subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    left = started[1 - rank]
+    try:
+        assert left.stdout is not None and any(b"waiting" in said for said in left.stdout)
+        began = time.monotonic()
+        said = left.communicate(timeout=60)[0].decode()
+        assert left.returncode not in (0, None) and time.monotonic() - began < 60
+    finally:
+        for each in started:
+            each.kill()
+    reason = "no sign of life" if how == "SIGSTOP" else "another process of this run has ended"
+    assert reason in said and "Start the run again" in said, said[-3000:]
