@@ -325,7 +325,7 @@ _recent_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Factored:
-    """A computation that gives two factors from the changes of one parameter.
+    """A computation that gives two factors, or a whole tensor, from the changes of one parameter.
 
     It holds them while they, and all factors used since, take no more than `_KEPT` bytes.
 
@@ -334,16 +334,16 @@ class Factored:
             The changes that they are computed from.
         key (`str`):
             What the function does, with its parameters.
-        shapes (`tuple` of two shapes):
-            Those of the left and the right factor, known beforehand.
+        shapes (`tuple` of shapes):
+            Those of the left and the right factor, or of the tensor, known beforehand.
         function (`Callable`):
-            Gives both, in fp32.
+            Gives them; they are kept in fp32.
     """
 
     inputs: tuple[Terms, ...]
     key: str
-    shapes: tuple[tuple[int, int], tuple[int, int]]
-    function: Callable[[], tuple[torch.Tensor, torch.Tensor]] = field(compare=False, repr=False)
+    shapes: tuple[tuple[int, ...], ...]
+    function: Callable[[], tuple[torch.Tensor, ...]] = field(compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False, init=False)
     _held: list[tuple[torch.Tensor, ...]] = field(default_factory=list, compare=False, repr=False, init=False)
 
@@ -352,7 +352,7 @@ class Factored:
         raise _not_pickled()
 
     def compute(self) -> tuple[torch.Tensor, ...]:
-        """Both factors, computed unless they are still held."""
+        """All of them, computed unless they are still held."""
         with self._lock:
             held = self._held[:]  # another thread may free it
             result = held[0] if held else self._computed()
@@ -368,13 +368,18 @@ class Factored:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the factors take."""
+        """The bytes that they take."""
         return sum(4 * numel(shape) for shape in self.shapes)
 
     @property
     def factors(self) -> tuple["Factor", "Factor"]:
         """The left and the right factor, computed when they are read."""
         return Factor(self, 0), Factor(self, 1)
+
+    @property
+    def tensor(self) -> "Factor":
+        """The tensor, where it is one, computed when it is read."""
+        return Factor(self, 0)
 
 
 def _drop_oldest_but(used: Factored) -> None:
@@ -393,7 +398,7 @@ def _drop_oldest_but(used: Factored) -> None:
 
 @dataclass(frozen=True)
 class Factor(Source):
-    """One of the factors that a computation gives."""
+    """One of the factors, or the tensor, that a computation gives."""
 
     of: Factored
     part: int

@@ -44,6 +44,13 @@ _UNDERSTOOD = {
     "use_dora",
     *("use_rslora", "velora_config"),
 }
+#: PEFT's other tuners whose merge is a fixed change of stored weights, and that are tested here
+OTHER_TUNERS = frozenset(
+    {
+        *("ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "GRALORA", "HIRA", "HRA", "IA3", "LOHA", "LOKR", "MISS"),
+        *("OFT", "RANDLORA", "ROAD", "SHIRA", "VBLORA", "VERA", "WAVEFT"),
+    }
+)
 # What PEFT itself cannot merge, or merges into another function; the rest that is refused, it merges.
 _NO_CHANGE: Mapping[str, str] = {
     "alora_invocation_tokens": "acts on the tokens after its invocation alone, and is no change of weights",
@@ -260,10 +267,14 @@ def named_base(adapter: Adapter, layout: Layout) -> ModelRecord | None:
 def check_config(adapter: Adapter) -> None:
     """Refuse an adapter whose config asks for what is not a fixed change of stored weights."""
     config = adapter.config
-    if str(config.get("peft_type", "")).upper() != "LORA":
+    kind = str(config.get("peft_type", "")).upper()
+    if kind in OTHER_TUNERS:  # whose config PEFT itself reads
+        return
+    if kind != "LORA":
         raise UnsupportedError(
-            f"{adapter.name} is a {config.get('peft_type')} adapter. Only LoRA adapters are weight changes that can be "
-            "negated and added; merge it into its base and use from_finetuned()."
+            f"{adapter.name} is a {config.get('peft_type')} adapter, which is not known here as a fixed change of "
+            f"weights. Known are LORA, {', '.join(sorted(OTHER_TUNERS))}. If PEFT can merge it into its base, do that "
+            "and use from_finetuned()."
         )
     for key, kind in _TYPES.items():
         if key in config and not isinstance(config[key], kind):

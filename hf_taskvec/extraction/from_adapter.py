@@ -28,6 +28,7 @@ from hf_taskvec.errors import (
     some,
 )
 from hf_taskvec.extraction.adapter_files import (
+    OTHER_TUNERS,
     Adapter,
     AdapterBase,
     base_of,
@@ -38,6 +39,7 @@ from hf_taskvec.extraction.adapter_files import (
     stored_adapter,
 )
 from hf_taskvec.extraction.fused_experts import TargetParameter, changed_tensors, wrapped_parameters
+from hf_taskvec.extraction.other_tuners import changes_of_tuner
 from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.models.checkpoint import in_stored_form
 from hf_taskvec.models.layout import Layout, how_to_untie, is_peft_model
@@ -79,7 +81,9 @@ def from_adapter(
         record = replace(record, address=record.address or named.address)
     changes = [term.delta for each in terms.values() for term in each]
     rank = sorted({each.rank for each in changes if each.factors is not None or isinstance(each, StackedLowRank)})
-    how = f"LoRA adapter, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else "adapter"
+    kind = str(found.config["peft_type"]).upper()
+    of = "LoRA adapter" if kind == "LORA" else f"{kind} adapter"
+    how = f"{of}, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else of.removeprefix("LoRA ")
     tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(found.tensors))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))
 
@@ -88,6 +92,10 @@ def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
     """The change of each parameter that the adapter's tensors stand for."""
     modules: dict[str, dict[str, Source]] = {}
     terms: dict[str, list[Term]] = {}
+    if str(adapter.config["peft_type"]).upper() in OTHER_TUNERS:
+        terms, own = changes_of_tuner(adapter, base)
+        rest = {key: source for key, source in adapter.tensors.items() if key not in own}
+        adapter = replace(adapter, tensors=rest)  # what was trained and stored whole
     trained_biases = adapter.config.get("bias", "none") != "none"
     parameters = _target_parameters(adapter, base)
     for path, source in _trained(adapter).items():

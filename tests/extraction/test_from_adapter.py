@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from peft import (
-    IA3Config,
     LoraConfig,
     PeftModel,
+    PrefixTuningConfig,
     get_peft_model,
 )
 from peft.tuners.lora.config import CordaConfig
@@ -408,12 +408,14 @@ def test_a_wrapped_model_is_no_fine_tune(models: TinyModels, tmp_path: Path) -> 
 # Refusals, by name.
 
 
-def test_another_method_than_lora_is_refused(models: TinyModels, tmp_path: Path) -> None:
-    config = IA3Config(target_modules=["fc1"], feedforward_modules=["fc1"])
+def test_a_method_that_is_no_change_of_weights_is_refused(models: TinyModels, tmp_path: Path) -> None:
+    config = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(models.pair("phi").base), config)
-    model.save_pretrained(tmp_path / "ia3")
-    for given in (tmp_path / "ia3", model):
-        with pytest.raises(TaskVectorError, match=r"is a IA3 adapter\. Only LoRA.*from_finetuned"):
+    model.save_pretrained(tmp_path / "prefix")
+    for given in (tmp_path / "prefix", model):
+        with pytest.raises(
+            TaskVectorError, match=r"is a PREFIX_TUNING adapter.*Known are LORA, ADALORA.*from_finetuned"
+        ):
             TaskVector.from_adapter(given)
 
 
