@@ -15,6 +15,7 @@ from typing import Any
 from hf_taskvec.algebra.expressions import check_expression, check_label, is_label, label_for
 from hf_taskvec.algebra.provenance_schema import model_schema, provenance_schema
 from hf_taskvec.algebra.sources import Source, full_digest
+from hf_taskvec.algebra.token_rows import unquoted
 from hf_taskvec.errors import BadValueError, CorruptFileError
 from hf_taskvec.escaping import visible
 from hf_taskvec.hub_names import CARD_ID, HUB_ID
@@ -57,6 +58,9 @@ class ModelRecord:
     datasets: tuple[str, ...] = ()
     #: a digest of the vocabulary, where a tokenizer was beside the weights
     tokenizer: str | None = None
+    #: of a fine-tune whose rows are known by token, the tokens that its base has not, each in quotation marks: what is
+    #: said of how it is found in a text (`models.added_tokens`)
+    added: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     #: weights that are one parameter in this model: alias -> the name under which it is stored
     tied: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     #: a digest of every byte of the weights (`sources.full_digest`), where they were read; `fingerprint` is of samples.
@@ -84,7 +88,7 @@ class ModelRecord:
     def to_json(self) -> dict[str, Any]:
         """The same as plain values, for a file."""
         found: dict[str, Any] = {k: v for k, v in vars(self).items() if v and k not in ("weights", "address")}
-        for pairs in ("files", "tied"):
+        for pairs in ("files", "tied", "added"):
             if pairs in found:
                 found[pairs] = dict(found[pairs])
         if self.license:
@@ -97,7 +101,7 @@ class ModelRecord:
     def from_json(cls, data: dict[str, Any]) -> "ModelRecord":
         """What `to_json` gave; anything else is refused."""
         model_schema.check(data, "the record of a model")
-        pairs = {key: tuple(sorted(data.get(key, {}).items())) for key in ("files", "tied")}
+        pairs = {key: tuple(sorted(data.get(key, {}).items())) for key in ("files", "tied", "added")}
         license = License.from_json(data["license"]) if "license" in data else None
         return cls(**{**data, **pairs, "license": license, "datasets": tuple(data.get("datasets", ()))})
 
@@ -180,6 +184,12 @@ class Provenance:
     def scaled(self, weight: float) -> "Provenance":
         """The provenance of `weight * self`."""
         return replace(self, weights=tuple((atom, w * weight) for atom, w in self.weights if w * weight != 0.0))
+
+    @property
+    def added_tokens(self) -> dict[str, str]:
+        """What is said of each token that a fine-tune among the origins added, by the first that says it."""
+        models = [model for origin in self.origins for model in (origin.base, origin.tuned) if model]
+        return unquoted({token: said for model in reversed(models) for token, said in model.added})
 
     def plus(self, other: "Provenance") -> "Provenance":
         """The provenance of `self + other`; labels that stand for different sources are told apart."""

@@ -30,6 +30,15 @@ MODEL: dict[str, Any] = {
         "fingerprint": _HEX,
         "sha256": DIGEST,
         "files": {"type": "object", "propertyNames": line(1000), "additionalProperties": _HEX},
+        "added": {
+            "type": "object",
+            "propertyNames": {
+                "type": "string",
+                "maxLength": 6000,
+                "pattern": r'^"([ !#-\[\]-~]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+"$',
+            },
+            "additionalProperties": {"type": "string", "pattern": "^[a-z_ ]{0,60}$"},
+        },
         "tied": {"type": "object", "propertyNames": line(1000), "additionalProperties": line(1000)},
         "license": LICENSE,
         "datasets": {"type": "array", "items": {"type": "string", "pattern": r"^[\w.-]{1,200}(/[\w.-]{1,200})?$"}},

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -350,6 +350,17 @@ class Transposed(View):
     @override
     def place(self) -> str:
         return ".T"
+
+
+def runs_without(rows: int, left_out: Iterable[int]) -> list[range]:
+    """All rows of a tensor but for some, in runs of neighbours.
+
+    >>> runs_without(6, [4, 2, 9])
+    [range(0, 2), range(3, 4), range(5, 6)]
+    """
+    stops = sorted({row for row in left_out if row < rows})
+    runs = (range(before + 1, stop) for before, stop in zip([-1, *stops], [*stops, rows], strict=True))
+    return [run for run in runs if run]
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ class VectorConstructors(LinearExpression):
         name: str | None = None,
         base_revision: str | None = None,
         tuned_revision: str | None = None,
-        vocabulary: Literal["truncate", "extend"] | None = None,
+        vocabulary: Literal["truncate", "extend", "union"] | None = None,
         heads: Literal["exclude", "match"] | None = None,
+        tokenizers: tuple[Any, Any] | None = None,
         stream: bool = False,
         token: str | bool | None = None,
         progress: bool | None = None,
@@ -72,12 +73,16 @@ class VectorConstructors(LinearExpression):
                 The same of the fine-tune.
             vocabulary (`str`, *optional*):
                 What to do when the embeddings differ in their number of rows: `"truncate"` compares the rows that both
-                have, `"extend"` also takes the fine-tune's additional rows as a change from zero. By default such
-                models are refused.
+                have, `"extend"` also takes the fine-tune's additional rows as a change from zero. `"union"` takes the
+                row of each token that the fine-tune added as a parameter of its own, a change from zero, named after
+                the token; so fine-tunes with other added tokens can be added. By default such models are refused.
             heads (`str`, *optional*):
                 What to do when the heads differ, as those of other tasks do (`classifier`, `score`): `"exclude"` leaves
                 all heads out of the vector, `"match"` compares those that both models have in one shape. A head is what
                 the model's body does not have, or what only one of two classes has. By default such models are refused.
+            tokenizers (`tuple`, *optional*):
+                For `vocabulary="union"`: the base's tokenizer and the fine-tune's (a tokenizer, a folder or a Hub id
+                each), or None for one that lies beside its model. By default both do.
             stream (`bool`, *optional*, defaults to `False`):
                 Download no weights from the Hub: headers now, and each tensor by its byte range when it is used. For
                 models that are used once, as in `apply(…, push_to=…)`.
@@ -106,6 +111,7 @@ class VectorConstructors(LinearExpression):
             tuned_revision=tuned_revision,
             vocabulary=vocabulary,
             heads=heads,
+            tokenizers=tokenizers,
             stream=stream,
             token=token,
             progress=progress,

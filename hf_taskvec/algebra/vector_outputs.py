@@ -4,7 +4,7 @@ Each method imports the package that does the work when it is called; see `task_
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 
@@ -120,6 +120,7 @@ class VectorOutputs(VectorConstructors):
         scale: float = 1.0,
         dtype: torch.dtype | str | None = None,
         requantise: Literal["same", "bf16"] | None = None,
+        tokenizer: Any = None,
         max_shard_size: int | str | None = None,
         device: str | torch.device = "cpu",
         threads: int | None = None,
@@ -158,6 +159,9 @@ class VectorOutputs(VectorConstructors):
                 Needed where the base stores weights in fewer bits (FP8, MXFP4, compressed-tensors, GPTQ, AWQ; GGUF).
                 With `"same"` the edited weights are stored so again, and `taskvec_apply.json` tells for each what was
                 left of its edit; with `"bf16"` the output is a model without quantisation.
+            tokenizer (`PreTrainedTokenizerBase`, `str` or `Path`, *optional*):
+                For vectors of `vocabulary="union"`: the base's tokenizer, by default the one beside it. With the tokens
+                that it lacks it is written to the output.
             max_shard_size (`int` or `str`, *optional*):
                 The largest size of one file, e.g. `"5GB"`; by default the base's own files.
             device (`str` or `torch.device`, *optional*, defaults to `"cpu"`):
@@ -210,6 +214,7 @@ class VectorOutputs(VectorConstructors):
             "scale": scale,
             "dtype": dtype,
             "requantise": requantise,
+            "tokenizer": tokenizer,
             "max_shard_size": max_shard_size,
             "device": device,
             "threads": threads,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from hf_taskvec.algebra.deltas import Dense, Rows
-from hf_taskvec.algebra.sources import Source, rows_of
+from hf_taskvec.algebra.sources import RowsOf, Source, rows_of, runs_without
 from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.application.finished_files import FinishedFiles
 from hf_taskvec.atomic import PARTIAL
@@ -49,6 +49,8 @@ class OutputTensor:
     terms: tuple[Term, ...]
     spec: TensorSpec
     packed: PackedOutput | None = None
+    #: rows of the source that stand for nothing, and count as zero
+    cleared: tuple[int, ...] = ()
 
     @property
     def is_written_with_another(self) -> bool:
@@ -180,11 +182,12 @@ def _sum(tensor: OutputTensor, device: torch.device) -> Sum:
     if tensor.packed is not None:
         return Sum(tensor.packed.weight.shape, tensor.terms, tensor.packed.weight, device=device)
     rows, source = tensor.spec.shape[:1], tensor.source
-    if rows == source.shape[:1]:
+    if rows == source.shape[:1] and not tensor.cleared:
         return Sum(tensor.spec.shape, tensor.terms, source, device=device)
-    # An extended vocabulary: the base has no rows there, and the vector's are changes from zero.
-    base = Term(1.0, Rows(range(source.shape[0]), Dense((source,)), rows[0]))
-    return Sum(tensor.spec.shape, (base, *tensor.terms), device=device)
+    # A larger vocabulary: the base has no rows there, or none of tokens, and the vector's are changes from zero.
+    kept = runs_without(source.shape[0], tensor.cleared)
+    base = [Term(1.0, Rows(run, Dense((RowsOf(source, run),)), rows[0])) for run in kept]
+    return Sum(tensor.spec.shape, (*base, *tensor.terms), device=device)
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _write_tiles(task: _Task) -> _Written:
     if tensor.packed is not None:
         return _write_packed(writer, tensor.packed, whole) if tiles else _Written(0)
     spec = tensor.spec
-    untouched = not tensor.terms and tensor.source.dtype == spec.dtype
+    untouched = not tensor.terms and not tensor.cleared and tensor.source.dtype == spec.dtype
     stored = tensor.source.readable() if untouched else None
     written = 0
     if not tiles and not untouched:

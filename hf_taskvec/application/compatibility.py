@@ -7,6 +7,7 @@ import torch
 from hf_taskvec.algebra.provenance import ModelRecord
 from hf_taskvec.algebra.sources import Source, same_bytes
 from hf_taskvec.algebra.task_vector import TaskVector
+from hf_taskvec.algebra.token_rows import rows_of_tokens
 from hf_taskvec.errors import ChangedSourceError, MismatchError, UnsupportedError, some
 from hf_taskvec.models.checkpoint import Checkpoint, file_digests
 from hf_taskvec.models.layout import how_to_untie, layout_of_model
@@ -32,6 +33,7 @@ def check_fits(vector: TaskVector, model: Checkpoint, strict_base: bool = False,
         `ChangedSourceError`: If `strict_base` and the model is another one, or the vector does not tell its base.
 
     """
+    _refuse_token_rows(vector)
     _check_names(vector, model)
     _check_ties(vector, model)
     for name in vector:
@@ -75,6 +77,17 @@ def check_fits_live(vector: TaskVector, model: torch.nn.Module, weights: Mapping
         )
     shapes: dict[str, Source] = {name: weight.as_source() for name, weight in weights.items()}
     check_fits(vector, Checkpoint(f"the live {class_name(model)}", shapes, layout))
+
+
+def _refuse_token_rows(vector: TaskVector) -> None:
+    """Rows that are known by tokens have to be placed before; `token_rows.py` does it."""
+    if rows := rows_of_tokens(vector):
+        raise UnsupportedError(
+            f"this vector has rows of added tokens ({some(repr(row.token) for row in rows.values())}), and nothing "
+            "says which rows of the model these are. For a live model use hf_taskvec.application.token_rows.add_tokens("
+            "vector, model, tokenizer); a folder is written by apply(). Or leave them out with vector.filter(exclude="
+            "...)."
+        )
 
 
 def _check_names(vector: TaskVector, model: Checkpoint) -> None:

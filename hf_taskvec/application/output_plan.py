@@ -8,8 +8,8 @@ import torch
 
 from hf_taskvec.algebra.rounding import dtype_name
 from hf_taskvec.algebra.sums import Term
-from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.checkpoint_writing import OutputFiles, OutputTensor, PackedOutput
+from hf_taskvec.application.token_rows import PlacedRows
 from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.files.safetensors_writer import TensorSpec, shard
 from hf_taskvec.models.checkpoint import Checkpoint
@@ -53,7 +53,7 @@ def check_choice(
 
 
 def plan_output(
-    vector: TaskVector,
+    placed: PlacedRows,
     checkpoint: Checkpoint,
     dtype: torch.dtype | None,
     max_shard_size: int | str | None,
@@ -62,7 +62,7 @@ def plan_output(
     """File -> its tensors, named and ordered as the base stores them; in its files too, unless a size is given.
 
     Args:
-        vector (`TaskVector`):
+        placed (`PlacedRows`):
             What is to be applied.
         checkpoint (`Checkpoint`):
             The base.
@@ -76,7 +76,7 @@ def plan_output(
     Raises:
         `UnsupportedError`: If a weight cannot be stored as it was.
     """
-    stored, canonical = checkpoint.stored, checkpoint.canonical_of
+    vector, stored, canonical = placed.vector, checkpoint.stored, checkpoint.canonical_of
     tensors: dict[str, OutputTensor] = {}
     home: dict[str, str] = {}
     weight_of: dict[str, tuple[ScaledWeight, str]] = {}
@@ -85,12 +85,17 @@ def plan_output(
         name = checkpoint.layout.tied.get(name, name)
         terms = vector[name].terms if raw in canonical and name in vector else ()
         if isinstance(source, PackedWeight) and requantise == "same":
+            if name in placed.cleared:
+                raise UnsupportedError(
+                    f"{source.name} gets rows of added tokens, so it cannot be stored as it was. Use requantise='bf16'."
+                )
             tensors |= _packed(source, terms, weight_of)
             continue
         to = dtype if dtype is not None and raw in canonical else source.dtype  # buffers stay as they are
         if isinstance(source, PackedWeight) and dtype is None:
             to = torch.bfloat16
-        tensors[raw] = OutputTensor(raw, source, terms, TensorSpec(to, terms[0].delta.shape if terms else source.shape))
+        spec = TensorSpec(to, terms[0].delta.shape if terms else source.shape)
+        tensors[raw] = OutputTensor(raw, source, terms, spec, cleared=placed.cleared.get(name, ()))
         home[raw] = file_of(source).path.name
     if requantise == "same":
         for raw in checkpoint.unpacked.beside:

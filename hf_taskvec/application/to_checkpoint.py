@@ -27,17 +27,21 @@ from hf_taskvec.application.checkpoint_writing import (
 from hf_taskvec.application.compatibility import check_fits
 from hf_taskvec.application.finished_files import FinishedFiles
 from hf_taskvec.application.output_plan import RequantiseChoice, check_choice, output_config, plan_output
+from hf_taskvec.application.token_rows import PlacedRows, place_rows
 from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError, OutputError
 from hf_taskvec.filenames import CONFIG, MODEL_RECORD, WEIGHTS, WEIGHTS_INDEX
 from hf_taskvec.files.output_folder import bytes_on_disk, check_replaceable, new_folder, unfinished
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
-from hf_taskvec.models.companions import COMPANIONS, companions
+from hf_taskvec.models.companions import COMPANIONS, companions, tokenizer_files
 from hf_taskvec.sizes import file_size
 
 # Bytes that a record has at most of a weight that is stored in fewer bits again, beside its name.
 _OF_A_WEIGHT = 300
+
+# The same of a token in a tokenizer's files.
+_OF_A_TOKEN = 300
 
 # The folder in which the output grows, what is finished there, and the writers of the rest.
 _Begun = tuple[Path, FinishedFiles, dict[str, SafetensorsWriter]]
@@ -49,6 +53,7 @@ class MergeOptions(TypedDict, total=False):
     scale: float
     dtype: torch.dtype | str | None
     requantise: RequantiseChoice | None
+    tokenizer: Any
     max_shard_size: int | str | None
     device: str | torch.device
     threads: int | None
@@ -72,6 +77,7 @@ def apply(
     scale: float = 1.0,
     dtype: torch.dtype | str | None = None,
     requantise: RequantiseChoice | None = None,
+    tokenizer: Any = None,
     max_shard_size: int | str | None = None,
     device: str | torch.device = "cpu",
     threads: int | None = None,
@@ -103,11 +109,12 @@ def apply(
     if final == checkpoint.folder.resolve():
         raise OutputError("the output folder is the base's own folder. Choose another.")
     beside = companions(checkpoint.folder)
-    check_fits(vector, checkpoint, strict_base, may_grow=True)
+    placed = place_rows(scaled, checkpoint, tokenizer, token)
+    check_fits(placed.vector, checkpoint, strict_base, may_grow=True)
     choice = check_choice(requantise, checkpoint, out_dtype)
-    files = plan_output(scaled, checkpoint, out_dtype, max_shard_size, choice)
+    files = plan_output(placed, checkpoint, out_dtype, max_shard_size, choice)
     config = output_config(checkpoint, files, out_dtype, choice)
-    job = _job_key(vector, scale, files)
+    job = _job_key(vector, scale, files, placed.ids)
     group = processes()
     is_main = group.is_main_process
     with ExitStack() as stack:
@@ -133,7 +140,7 @@ def apply(
             record = _record(vector, scale, checkpoint, out_dtype, choice)
             if requantised:
                 record["requantised"] = {name: each.to_dict() for name, each in sorted(requantised.items())}
-            _finish(part, files, checkpoint, beside, config, record)
+            _finish(part, files, checkpoint, beside, config, record, placed)
             finished.remove_note()
     group.wait_for_everyone()
     return final
@@ -146,31 +153,35 @@ def largest_applied_size(
     dtype: torch.dtype | str | None = None,
     max_shard_size: int | str | None = None,
     requantise: RequantiseChoice | None = None,
+    tokenizer: Any = None,
 ) -> int:
     """How many bytes `apply` writes at most; of the base no more than its headers are read."""
     checkpoint = base if isinstance(base, Checkpoint) else open_checkpoint(base)
     assert checkpoint.folder is not None
-    check_fits(vector, checkpoint, may_grow=True)
+    placed = place_rows(vector, checkpoint, tokenizer, None)
+    check_fits(placed.vector, checkpoint, may_grow=True)
     out_dtype = None if dtype is None else parse_dtype(dtype)
     choice = check_choice(requantise, checkpoint, out_dtype)
-    files = plan_output(vector, checkpoint, out_dtype, max_shard_size, choice)
+    files = plan_output(placed, checkpoint, out_dtype, max_shard_size, choice)
     beside = sum(path.stat().st_size for path in companions(checkpoint.folder))
     # A changed config is written with other spaces; the index and the files' headers have a line for each tensor.
     listed = sum(300 + 3 * len(name) + len(file) for file, each in files.items() for name in each)
+    listed += 2 * sum(_OF_A_TOKEN + 6 * len(each) for each in placed.ids)
     record = 2 * len(json.dumps(_record(vector, 1.0, checkpoint, None, None)).encode())
     if choice == "same":
         record += sum(_OF_A_WEIGHT + 2 * len(name.encode()) for name in checkpoint.unpacked.packed)
     return total_bytes(files) + beside + (checkpoint.folder / CONFIG).stat().st_size + listed + record + 4096
 
 
-def _job_key(vector: TaskVector, scale: float, files: OutputFiles) -> str:
+def _job_key(vector: TaskVector, scale: float, files: OutputFiles, ids: Mapping[str, int]) -> str:
     """What an interrupted run must agree in to be resumed: the vector, the base, and the output's layout."""
     layout = [
         [file, name, dtype_name(tensor.spec.dtype), tensor.source.identity]
         for file, each in files.items()
         for name, tensor in each.items()
     ]
-    return hashlib.sha256(json.dumps([__version__, vector.fingerprint, float(scale), layout]).encode()).hexdigest()
+    key = [__version__, vector.fingerprint, float(scale), layout, *([sorted(ids.items())] if ids else [])]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -207,13 +218,16 @@ def _finish(
     beside: Iterable[Path],
     config: Mapping[str, Any],
     record: Mapping[str, Any],
+    placed: PlacedRows,
 ) -> None:
     """Everything beside the weights: config, tokenizer, index, and the record of what was done."""
     assert checkpoint.folder is not None
-    for path in beside:
+    replaced = tokenizer_files(checkpoint.folder) if placed.tokenizer is not None else ()
+    for path in (each for each in beside if each not in replaced):
         target = part / path.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
+    placed.save_tokenizer(part)
     if config != checkpoint.config or checkpoint.is_stacked:
         (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     if list(files) != [WEIGHTS]:

@@ -58,6 +58,9 @@ def apply_command(
         str | None,
         typer.Option(help="same or bf16, for a model stored in fewer bits (FP8, GPTQ, …): store it so again, or not."),
     ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="MODEL's own, if it is elsewhere: for vectors of --vocabulary union.")
+    ] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="E.g. 5GB; by default the model's own files.")] = None,
     strict_base: Annotated[
         bool, typer.Option("--strict-base", help="Refuse a model whose bytes the vector was not made from.")
@@ -87,7 +90,7 @@ def apply_command(
     amount, measured = chosen_scale(scale, report)
     if dry_run:
         reads = {model: weights_size(model, token), vector: found.nbytes}
-        written = applied_size(found, model, dtype, max_shard_size, measured, token, requantise)
+        written = applied_size(found, model, dtype, max_shard_size, measured, token, requantise, tokenizer)
         notes = [f"λ = {amount:g}"]
         if push is not None:
             notes += pushing_notes(model, sum(size or 0 for size in reads.values()), written, token)
@@ -97,6 +100,7 @@ def apply_command(
         "scale": amount,
         "dtype": dtype,
         "requantise": cast("Literal['same', 'bf16'] | None", requantise),  # the library checks it
+        "tokenizer": tokenizer,
         "max_shard_size": max_shard_size,
         "strict_base": strict_base,
         "token": token,

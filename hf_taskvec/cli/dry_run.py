@@ -131,6 +131,7 @@ def applied_size(
     report: "UnlearningReport | None",
     token: str | None,
     requantise: str | None = None,
+    tokenizer: str | None = None,
 ) -> int:
     """What `apply` writes at most."""
     from hf_taskvec.application.to_checkpoint import largest_applied_size
@@ -138,6 +139,7 @@ def applied_size(
     beside = report_size(report) + _COMMAND
     if are_folders([model]):
         choices: Any = {"dtype": dtype, "max_shard_size": max_shard_size, "requantise": requantise}
+        choices["tokenizer"] = tokenizer
         return largest_applied_size(vector, model, **choices) + beside
     return int(_widening(dtype) * (sum(size for _, size in _files(model, token)) + vector.nbytes)) + _RECORDS + beside
 

@@ -29,7 +29,7 @@ def extract_command(
     output: OutputOption,
     name: Annotated[str | None, typer.Option(help="What expressions call the vector.")] = None,
     vocabulary: Annotated[
-        str | None, typer.Option(help="If the embeddings differ in size: truncate or extend.")
+        str | None, typer.Option(help="If the vocabularies differ: truncate, extend, or union (by token).")
     ] = None,
     heads: Annotated[str | None, typer.Option(help="If the heads differ: exclude or match.")] = None,
     dtype: StoredDtypeOption = None,
@@ -58,7 +58,7 @@ def extract_command(
     kind, shown = kind_of(models[-1], base, token)
     if kind == "vector":
         raise BadValueError(f"{shown} is a task vector already.")
-    checked_there = cast("Literal['truncate', 'extend'] | None", vocabulary)
+    checked_there = cast("Literal['truncate', 'extend', 'union'] | None", vocabulary)
     and_there = cast("Literal['exclude', 'match'] | None", heads)
     vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, heads=and_there, token=token)
     save_and_report(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)

@@ -31,7 +31,7 @@ def open_vector(
         name (`str`, *optional*):
             What expressions call the vector.
         vocabulary (`str`, *optional*):
-            For full fine-tunes alone: `"truncate"` or `"extend"`, see `TaskVector.from_finetuned`.
+            For full fine-tunes alone: `"truncate"`, `"extend"` or `"union"`, see `TaskVector.from_finetuned`.
         heads (`str`, *optional*):
             For full fine-tunes alone as well: `"exclude"` or `"match"`.
         token (`str` or `bool`, *optional*):

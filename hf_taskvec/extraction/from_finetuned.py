@@ -1,9 +1,10 @@
 """A full fine-tune and its base -> task vector."""
 
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,17 +15,21 @@ from hf_taskvec.algebra.sources import RowsOf, Source, runs_of_elements
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.algebra.tiles import TILE
+from hf_taskvec.algebra.token_rows import quoted
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorWarning, UnsupportedError, some
+from hf_taskvec.extraction.token_differences import token_changes, tokens_between
 from hf_taskvec.filenames import MODEL_CARD
+from hf_taskvec.models.added_tokens import AddedTokens
 from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
+from hf_taskvec.models.companions import TOKENIZER_FILES
 from hf_taskvec.models.layout import Layout, is_peft_model
 from hf_taskvec.models.lineage import stated_origin
 from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.models.sharded_weights import without_wrappers
 from hf_taskvec.progress import progress_bar
 
-#: what to do when the embeddings of base and fine-tune differ in their number of rows
-VocabularyChoice = Literal["truncate", "extend"]
+#: what to do when base and fine-tune differ in their number of embedding rows, or in what a row stands for
+VocabularyChoice = Literal["truncate", "extend", "union"]
 _VOCABULARY: tuple[str, ...] = get_args(VocabularyChoice)
 #: what to do when the heads of base and fine-tune differ
 HeadsChoice = Literal["exclude", "match"]
@@ -41,6 +46,7 @@ def from_finetuned(
     tuned_revision: str | None = None,
     vocabulary: VocabularyChoice | None = None,
     heads: HeadsChoice | None = None,
+    tokenizers: tuple[Any, Any] | None = None,
     stream: bool = False,
     token: str | bool | None = None,
     progress: bool | None = None,
@@ -49,8 +55,15 @@ def from_finetuned(
     for what, choice, choices in (("vocabulary", vocabulary, _VOCABULARY), ("heads", heads, _HEADS)):
         if choice not in (None, *choices):
             raise BadValueError(f"{what}={choice!r} is not one of {', '.join(map(repr, choices))}.")
-    old = open_model(base, base_revision, token, [MODEL_CARD], stream)
-    new = open_model(tuned, tuned_revision, token, [MODEL_CARD], stream)
+    by_token = vocabulary == "union"
+    if tokenizers is not None and (not by_token or len(tokenizers) != 2):
+        raise BadValueError("tokenizers= is a pair, the base's and the fine-tune's, for vocabulary='union'.")
+    beside = [MODEL_CARD, *(TOKENIZER_FILES if by_token else ())]
+    old = open_model(base, base_revision, token, beside, stream)
+    new = open_model(tuned, tuned_revision, token, beside, stream)
+    added = AddedTokens(frozenset(), {}, {})
+    if by_token:
+        added = tokens_between((base, tuned), old, new, tokenizers or (None, None), token)
     whole_base, whole_tuned = old, new
     if heads is not None:
         old, new = _without_heads(old, new, heads, vocabulary)
@@ -59,20 +72,20 @@ def from_finetuned(
     _check_constants(old, new)
     _check_changed(old, new)
     is_live = isinstance(base, torch.nn.Module) or isinstance(tuned, torch.nn.Module)
-    terms = {}
+    terms: dict[str, list[Term]] = {}
     # Of files nothing is read here; of live models everything is, since they may change later.
     for key, source in progress_bar(old.tensors.items(), "Extracting", progress if is_live else False):
-        pair = (source, new.tensors[key])
-        deltas = (
-            _resized(key, *pair, vocabulary, new.layout) if pair[0].shape != pair[1].shape else (Difference(*pair),)
-        )
-        terms[key] = [Term(1.0, delta) for each in deltas if (delta := each.owned(key) if is_live else each)]
+        for changed, deltas in _changes(key, source, new.tensors[key], vocabulary, added, new.layout):
+            terms[changed] = [
+                Term(1.0, delta) for each in deltas if (delta := each.owned(changed) if is_live else each)
+            ]
     how = "full fine-tune" + (f", vocabulary={vocabulary!r}" if vocabulary else "")
     how += f", heads={heads!r}" if heads else ""
     base_record, tuned_record = whole_base.record(), whole_tuned.record()  # whatever is left out of the vector
     if isinstance(base, torch.nn.Module):  # everything was read above, and may change later
         base_record = replace(base_record, sha256=whole_base.full_digest)
-    origin = Origin(name or label_for(new.name), how, base_record, replace(tuned_record, weights=None))
+    said = tuple((quoted(token), said) for token, said in added.said.items())
+    origin = Origin(name or label_for(new.name), how, base_record, replace(tuned_record, weights=None, added=said))
     return TaskVector(terms, Provenance.of(origin))
 
 
@@ -196,6 +209,22 @@ def _equal(a: Source, b: Source) -> bool:
     return all(torch.equal(one.double(), other.double()) for one, other in runs)
 
 
+def _changes(
+    name: str,
+    base: Source,
+    tuned: Source,
+    vocabulary: VocabularyChoice | None,
+    added: AddedTokens,
+    layout: Layout,
+) -> Iterable[tuple[str, Sequence[Delta]]]:
+    """The changes of one weight, under the names of the parameters that they are of."""
+    if vocabulary == "union" and layout.is_vocabulary(name) and base.shape[1:] == tuned.shape[1:]:
+        return token_changes(name, base, tuned, added)
+    if base.shape == tuned.shape:
+        return [(name, [Difference(base, tuned)])]
+    return [(name, _resized(name, base, tuned, vocabulary, layout))]
+
+
 def _resized(
     name: str, base: Source, tuned: Source, vocabulary: VocabularyChoice | None, layout: Layout
 ) -> tuple[Delta, ...]:
@@ -215,8 +244,8 @@ def _resized(
     if vocabulary is None:
         raise MismatchError(
             f"{name}: the vocabulary sizes differ, {rows} in the base and {new_rows} in the fine-tune. Pass "
-            "vocabulary='truncate' to compare the rows that both have, or vocabulary='extend' to take the fine-tune's "
-            "additional rows as well."
+            "vocabulary='truncate' to compare the rows that both have, vocabulary='extend' to take the fine-tune's "
+            "additional rows as well, or vocabulary='union' to know them by their tokens."
         )
     common = range(min(rows, new_rows))
     shared = Difference(RowsOf(base, common), RowsOf(tuned, common))

@@ -15,7 +15,7 @@ from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.merging import combine
 
 _UNKNOWN = "...  # how it was made is not known"
-_CHOICES = {"vocabulary": ("truncate", "extend"), "heads": ("exclude", "match")}
+_CHOICES = {"vocabulary": ("truncate", "extend", "union"), "heads": ("exclude", "match")}
 
 
 # Reading

@@ -65,7 +65,8 @@ def push_merged(
     token = options.get("token")
     options["revision"] = _commit_of(base, options.get("revision"), token)
     made_of = [repo_id, branch, str(base), vector.fingerprint]
-    made_of += [str(options.get(each)) for each in ("revision", "scale", "dtype", "requantise", "max_shard_size")]
+    said = ("revision", "scale", "dtype", "requantise", "tokenizer", "max_shard_size")
+    made_of += [str(options.get(each)) for each in said]
     key = hashlib.sha256(json.dumps([__version__, *made_of]).encode()).hexdigest()
     folder = _unfinished_pushes(work_folder) / f"taskvec-push-{key[:16]}"
     if not folder.exists():  # else everything was uploaded already, and the commit is missing
