@@ -25,6 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     [
         (2, ["refusals", "by_fsdp", "by_tensor_parallelism", "by_ddp"]),
         (4, ["by_copies_of_fsdp", "by_both"]),
+        pytest.param(4, ["by_fsdp", "by_tensor_parallelism"], marks=pytest.mark.slow),
         pytest.param(2, ["placements"], marks=pytest.mark.slow),
         (4, ["placements"]),
     ],

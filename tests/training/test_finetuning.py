@@ -424,6 +424,20 @@ def test_two_processes_make_the_steps_of_one(
         assert vector.norm() > 1e-2 and (vector - TaskVector.load(ours)).norm() < 1e-2 * vector.norm()
 
 
+@pytest.mark.slow
+def test_four_processes_that_share_the_weights_make_the_steps_of_one(
+    base: Path, blocks: datasets.Dataset, tmp_path: Path
+) -> None:
+    """See `test_two_processes_make_the_steps_of_one`. Not all tensors have a row for each of four."""
+    launch.succeed(SCRIPT, base, tmp_path, "sharded", "sharded-lora", processes=4)
+    for job in ("sharded", "sharded-lora"):
+        one = finetune(base, blocks, LORA if "lora" in job else SETTINGS, tmp_path / f"{job}-one")
+        four = Finetuned.load(tmp_path / job)
+        assert json.loads((four.folder / "training.json").read_text())["timing"]["processes"] == 4
+        assert four.losses == pytest.approx(one.losses, rel=1e-5)
+        assert largest_difference(one.folder, four.folder) < 2e-5
+
+
 def test_processes_fail_together(two_processes: Path) -> None:
     """If one diverges or finds the folder taken, none waits for the others; nothing is left of it."""
     assert set(names(two_processes)) <= {*WITH_TWO[:7], ".stopped.unfinished"}
