@@ -5,6 +5,7 @@
   metric for `score_scales`.
 - `mergekit_config`: `read_mergekit_config`, a YAML of mergekit, read strictly.
 - `mergekit_merge`: `open_merge`, such a YAML as a base and a vector. It takes no mergekit.
+- `merging_callback`: `MergeModelCallback` and `MergeConfig`, in the place of TRL's, for `Trainer` and TRL's trainers.
 
 Importing the package imports no other tool; what needs one says which extra installs it.
 """
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from hf_taskvec.integrations.lm_eval_tasks import lm_eval_metric, register_lm_eval
     from hf_taskvec.integrations.mergekit_config import MergekitConfig, read_mergekit_config
     from hf_taskvec.integrations.mergekit_merge import MergekitMerge, open_merge
+    from hf_taskvec.integrations.merging_callback import MergeConfig, MergeModelCallback
 
 _HOMES = {
+    "MergeConfig": "merging_callback",
+    "MergeModelCallback": "merging_callback",
     "MergekitConfig": "mergekit_config",
     "MergekitMerge": "mergekit_merge",
     "TaskVectorLM": "lm_eval_model",
@@ -30,6 +34,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "MergeConfig",
+    "MergeModelCallback",
     "MergekitConfig",
     "MergekitMerge",
     "TaskVectorLM",

@@ -1,7 +1,7 @@
 """mergekit's YAML, read strictly: what is not understood is refused by name, before any model is opened."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,16 @@ class MergekitConfig:
         return list(dict.fromkeys([*([self.base_model] if self.base_model else []), *named]))
 
 
-def read_mergekit_config(config: "str | Path | Mapping[str, Any]") -> MergekitConfig:
+def read_mergekit_config(
+    config: "str | Path | Mapping[str, Any]", named: Mapping[str, str] | None = None
+) -> MergekitConfig:
     """A YAML of mergekit, checked.
 
     Args:
         config (`str`, `Path` or `Mapping`):
             The file, or what it holds.
+        named (`Mapping[str, str]`, *optional*):
+            Folders or Hub ids of models that the YAML calls by other names.
 
     Returns:
         `MergekitConfig`: What it says. No model has been looked at.
@@ -118,7 +122,15 @@ def read_mergekit_config(config: "str | Path | Mapping[str, Any]") -> MergekitCo
         except UnicodeDecodeError as error:
             raise CorruptFileError(f"{path.name} is not UTF-8: {error}. Save it as UTF-8.") from None
         found, where = parse_yaml(text, path.name), path.name
-    return _config(found, where)
+    read = _config(found, where)
+    if not named:
+        return read
+    slices = tuple(
+        replace(each, sources=tuple(replace(one, model=named.get(one.model, one.model)) for one in each.sources))
+        for each in read.slices
+    )
+    base = read.base_model
+    return replace(read, slices=slices, base_model=base if base is None else named.get(base, base))
 
 
 def _config(found: Any, where: str) -> MergekitConfig:
