@@ -185,14 +185,18 @@ def _job_key(vector: TaskVector, scale: float, files: OutputFiles, ids: Mapping[
 
 
 def _device(device: str | torch.device) -> torch.device:
-    """The device, after making sure that there is one of that name here."""
+    """The device, after making sure that there is one of that name here, on which something can be computed."""
+    reason = "it has no memory"
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # CUDA's absence is an AssertionError
+        found = torch.empty(0, device=device).device
+        if found.type != "meta":
+            return found
+    # CUDA's absence is an AssertionError, that of a backend which is a package of its own an ImportError.
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise BadValueError(
-            f"device={str(device)!r} is not a device that torch knows and finds here ({reason}). Use device='cpu'."
-        ) from None
+    raise BadValueError(
+        f"device={str(device)!r} is not a device that torch knows and finds here ({reason}). Use device='cpu'."
+    )
 
 
 def _check_space(final: Path, files: OutputFiles, one_by_one: bool) -> None:

@@ -130,7 +130,12 @@ class LiveWeight:
     def _offloads(self) -> Iterator[tuple[Any, str]]:
         """Where accelerate stores the offloaded weight, and under which key: once for each layer that uses it."""
         for module, attribute in self.owners:
-            hook: Any = module._hf_hook
+            hook: Any = vars(module).get("_hf_hook")
+            if hook is None:
+                raise UnsupportedError(
+                    f"{self.name} is on the meta device and has no values, and accelerate did not put them elsewhere. "
+                    "Load the model's weights first, e.g. with from_pretrained()."
+                )
             hooks = getattr(hook, "hooks", [hook])
             weights = next(each.weights_map for each in hooks if getattr(each, "weights_map", None) is not None)
             yield weights.dataset, weights.prefix + attribute

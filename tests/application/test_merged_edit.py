@@ -7,9 +7,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support import tiny_models
-from support.tiny_models import low_rank, make, tuned_copy
+from support.tiny_models import TinyModels, low_rank, make, tuned_copy
 from support.weight_snapshots import same, state
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, ChangedSourceError, MismatchError, UnsupportedError
@@ -259,3 +259,13 @@ def test_another_vector_takes_the_place_of_one_and_leaves_the_rest_untouched():
         assert edit.vector is part
         assert all(torch.equal(placed[name], tensor) for name, tensor in model.state_dict().items())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_without_values_is_refused(models: TinyModels) -> None:
+    pair = models.pair("llama")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(pair.base))
+    with pytest.raises(UnsupportedError, match=r"on the meta device and has no values.*from_pretrained"):
+        pair.vector().edit(model)
+    with pytest.raises(UnsupportedError, match="on the meta device and has no values"):
+        TaskVector.from_finetuned(pair.base, model)
