@@ -21,7 +21,7 @@ from hf_taskvec.application.row_scales import RowScales
 from hf_taskvec.application.watched_forward import WatchedForward
 from hf_taskvec.errors import BadValueError, UnsupportedError
 from hf_taskvec.models.layout import without_peft
-from hf_taskvec.models.live_model import LiveWeight, live_weights
+from hf_taskvec.models.live_model import LiveWeight, PartedWeight, live_weights
 from hf_taskvec.models.sharded_weights import has_fsdp
 
 
@@ -30,7 +30,8 @@ class AttachedEdit(Edit):
 
     Args:
         vector (`TaskVector`):
-            What to attach: low-rank changes of linear and embedding layers, and biases of linear layers.
+            What to attach: low-rank changes of linear and embedding layers, and biases of linear and normalisation
+            layers.
         model (`torch.nn.Module`):
             The model to attach it to.
 
@@ -109,9 +110,9 @@ def attachable_layers(vector: TaskVector, model: torch.nn.Module) -> dict[torch.
     layers: dict[torch.nn.Module, list[tuple[str, str]]] = {}
     by_fsdp = has_fsdp(model)
     for name in vector:
-        _check_attachable(name, vector[name].terms, weights[name])
+        places = _places(name, vector[name].terms, weights[name])
         _check_sharding(weights[name], by_fsdp)
-        for layer, kind in weights[name].owners:
+        for layer, kind in places:
             layers.setdefault(layer, []).append((kind, name))
     return layers
 
@@ -140,19 +141,43 @@ def _check_sharding(weight: LiveWeight, by_fsdp: bool) -> None:
         )
 
 
-def _check_attachable(name: str, terms: tuple[Term, ...], weight: LiveWeight) -> None:
+def _places(name: str, terms: tuple[Term, ...], weight: LiveWeight) -> list[tuple[torch.nn.Module, str]]:
+    """The layers that use a parameter, and as what; those alone in which a change can be added."""
+    if isinstance(weight, PartedWeight):
+        raise UnsupportedError(
+            f"{name}: the live model holds it in one parameter with others, as {weight.attribute} of "
+            f"{type(weight.module).__name__} (the experts of a layer, or projections in one piece), so it has no layer "
+            f"of its own to which a change could be attached. {instead(name)}"
+        )
+    kinds = {owner: _kind_of_layer(owner) for owner, _ in weight.owners}
+    found = [
+        (owner, kind)
+        for owner, kind in weight.owners
+        if (kind == "weight" and are_factors(terms) and kinds[owner] in ("linear", "lookup", "own forward"))
+        or (kind == "bias" and kinds[owner] in ("linear", "norm"))
+    ]
+    # A head may keep the bias of the linear layer inside it as its own (BERT's). The layer inside uses it.
+    inside = any(kind == "bias" and kinds[owner] == "linear" for owner, kind in found)
+    if len(found) == len(weight.owners) or inside:
+        return found
+    can_be_compressed = not are_factors(terms) and any(
+        kind == "weight" and kinds[owner] in ("linear", "lookup") for owner, kind in weight.owners
+    )
+    compress = "Compressed it would be one (vector.compress(rank=...)). " if can_be_compressed else ""
+    raise UnsupportedError(
+        f"{name}: only low-rank changes of linear and embedding layers, and biases of linear and normalisation layers, "
+        f"can be attached. {compress}{instead(name)}"
+    )
+
+
+def _kind_of_layer(layer: torch.nn.Module) -> str | None:
+    """What a layer does with its weight; of one with a forward of its own (a router), that shows when it runs."""
     from transformers.pytorch_utils import Conv1D
 
-    for owner, kind in weight.owners:
-        linear = isinstance(owner, torch.nn.Linear | Conv1D)
-        lookup = isinstance(owner, torch.nn.Embedding) and owner.max_norm is None
-        if kind == "weight" and are_factors(terms) and (linear or lookup):
-            continue
-        if kind == "bias" and linear:
-            continue
-        can_be_compressed = kind == "weight" and (linear or lookup) and not are_factors(terms)
-        compress = "Compressed it would be one (vector.compress(rank=...)). " if can_be_compressed else ""
-        raise UnsupportedError(
-            f"{name}: only low-rank changes of linear and embedding layers, and biases of linear layers, can be "
-            f"attached. {compress}{instead(name)}"
-        )
+    if isinstance(layer, torch.nn.Linear | Conv1D):
+        return "linear"
+    if isinstance(layer, torch.nn.Embedding):
+        return "lookup" if layer.max_norm is None else None
+    if isinstance(layer, torch.nn.LayerNorm):
+        return "norm"
+    return None if type(layer).__module__.startswith("torch.") else "own forward"

@@ -19,10 +19,12 @@ from hf_taskvec.application.replaced_forward import ReplacedForward, refuse_copy
 from hf_taskvec.application.row_scales import RowScales
 from hf_taskvec.errors import UnsupportedError
 
-# Forwards that give `x W' + b` (Conv1D: `x W + b`; embeddings: rows of W), by name, so that nothing is imported for it.
+# Forwards that give `x W' + b` (Conv1D: `x W + b`; embeddings: rows of W; norms: `… + b`), by name, so that nothing is
+# imported for it.
 _PLAIN = {
     "torch.nn.modules.linear.Linear.forward",
     "torch.nn.modules.sparse.Embedding.forward",
+    "torch.nn.modules.normalization.LayerNorm.forward",
     "transformers.pytorch_utils.Conv1D.forward",
     "transformers.models.falcon.modeling_falcon.FalconLinear.forward",
     "bitsandbytes.nn.modules.Linear4bit.forward",
@@ -47,7 +49,7 @@ class LayerChange:
 
     Args:
         layer (`torch.nn.Module`):
-            A linear or an embedding layer.
+            A linear or an embedding layer, a normalisation, or one that uses a weight of its own as those do.
         parameters (`Sequence[tuple[str, str]]`):
             Kind (`"weight"` or `"bias"`) and name of each of its parameters that the vector changes.
         vector (`TaskVector`):
@@ -80,7 +82,7 @@ class LayerChange:
         for term in terms:
             if (product := term.delta.factors) is not None:
                 left, right = product.left.read().float(), product.right.read().float()
-                if isinstance(self.layer, torch.nn.Linear):  # y = x W', so the change is x R' L'
+                if not self._is_lookup and not _is_conv1d(self.layer):  # y = x W', so the change is x R' L'
                     left, right = right.T, left.T
                 products.append((left.contiguous(), right.contiguous() * (term.weight * product.scaling)))
         return products
@@ -146,6 +148,7 @@ class _UsesOfWeight(TorchFunctionMode):
     def __init__(self, change: LayerChange) -> None:
         super().__init__()
         self._change = change
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a copy in another dtype: it and the weight
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -157,13 +160,19 @@ class _UsesOfWeight(TorchFunctionMode):
         if function is functional.linear:
             inputs, weight, bias = _bound(args, given, "input", "weight", "bias")
             reached = {"weight": weight, "bias": bias}
+        elif function is functional.layer_norm:
+            inputs, reached = args[0] if args else given["input"], {"bias": given.get("bias", (*args, *[None] * 4)[3])}
         elif function is functional.embedding:
             inputs, weight = _bound(args, given, "input", "weight")
             reached = {"weight": weight}
         else:
             inputs, reached = None, {}
-        if inputs is not None and all(reached.get(kind) is tensor for kind, tensor in mine.items()):
+        if inputs is not None and all(self._is(reached.get(kind), tensor) for kind, tensor in mine.items()):
             return self._change.added_to(output, inputs)
+        if function in _CASTS and args and any(self._is(args[0], tensor) for tensor in mine.values()):
+            if output is not args[0]:
+                self._copies[id(output)] = output, self._copies.get(id(args[0]), (None, args[0]))[1]
+            return output
         for kind, tensor in mine.items():
             if is_used(tensor, output, args, given):
                 raise UnsupportedError(
@@ -171,6 +180,18 @@ class _UsesOfWeight(TorchFunctionMode):
                     f"attached. {instead(names[kind])}"
                 )
         return output
+
+    def _is(self, given: Any, tensor: torch.Tensor) -> bool:
+        """Whether that is the tensor, or a copy of it in another dtype."""
+        return given is tensor or (id(given) in self._copies and self._copies[id(given)][1] is tensor)
+
+
+# Routers often compute in fp32, whatever their weights are stored in.
+_CASTS = {torch.Tensor.to, torch.Tensor.type, torch.Tensor.float, torch.Tensor.double}
+
+
+def _is_conv1d(layer: torch.nn.Module) -> bool:
+    return f"{type(layer).__module__}.{type(layer).__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
 def _bound(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, ...]:

@@ -189,5 +189,6 @@ def _in_taller(delta: Delta, size: int) -> Delta:
 
 def _with_terms(vector: TaskVector, terms: Mapping[str, list[Term]]) -> TaskVector:
     """The vector with other terms of some weights, and none of tokens."""
-    left = {name: list(change.terms) for name, change in vector.items() if name not in rows_of_tokens(vector)}
+    rows = rows_of_tokens(vector)
+    left = {name: list(change.terms) for name, change in vector.items() if name not in rows}
     return TaskVector({**left, **terms}, vector.provenance)

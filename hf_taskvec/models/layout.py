@@ -406,7 +406,7 @@ def _vocabulary(model: Any) -> list[str]:
             end = get()
         except (NotImplementedError, AttributeError):  # a model of pictures or sounds
             continue
-        if end is not None:
+        if isinstance(end, torch.nn.Module):  # Perceiver's is a parameter
             layers |= {part for part in end.modules() if isinstance(part, kinds)}
     return [
         f"{path}.{name}" for path, module in model.named_modules() if module in layers for name in module._parameters

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from matrix.tiny_types import build
 from peft import LoraConfig, get_peft_model
 from support import tiny_models
 from support.tiny_models import low_rank
@@ -12,6 +13,7 @@ from support.weight_snapshots import same, state
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
+    BertConfig,
     Llama4TextConfig,
     MambaConfig,
     RoFormerConfig,
@@ -330,3 +332,65 @@ def test_a_model_with_an_attached_edit_is_not_copied_but_its_weights_are_saved(m
             model.save_pretrained(tmp_path / name)
         assert same(AutoModelForCausalLM.from_pretrained(tmp_path / name), before)
         assert same(copy.deepcopy(model), before)
+
+
+def test_biases_of_normalisations_are_attached(models):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("gpt2").base)
+    tokens = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
+    names = [name for name in live_weights(model) if "ln_" in name and name.endswith(".bias")]
+    assert len(names) == 5
+    for vector in one_by_one(model, names):
+        plain = logits_of(model, tokens)
+        with vector.applied_to(model, 0.7):
+            expected = logits_of(model, tokens)
+        with vector.applied_to(model, merge=False) as edit:
+            edit.set_row_scales([0.7, 0.0])
+            found = logits_of(model, tokens)
+        assert not torch.allclose(expected[0], plain[0], atol=1e-4)
+        assert torch.allclose(found[0], expected[0], atol=1e-5) and torch.equal(found[1], plain[1])
+
+
+def test_a_router_in_sixteen_bits_that_computes_in_thirty_two_is_attached():
+    """DeepSeek's routers read `self.weight.type(torch.float32)`."""
+    model = build("deepseek_v3").to(torch.bfloat16)
+    name = next(each for each in live_weights(model) if each.endswith("mlp.gate.weight"))
+    router = model.get_submodule(name.removesuffix(".weight"))
+    (vector,) = one_by_one(model, [name])
+    states = torch.randn(1, 5, router.weight.shape[1]).to(torch.bfloat16)
+    with torch.no_grad():
+        plain, changed = router(states), vector.dense(name)
+        expected = torch.nn.functional.linear(states.float()[0], router.weight.float() + 0.5 * changed)
+        with vector.applied_to(model, 0.5, merge=False):
+            found = router(states)
+    given = found if isinstance(found, torch.Tensor) else found[0]
+    assert torch.allclose(given.view_as(expected), expected, atol=1e-5)
+    assert not torch.allclose(given, plain if isinstance(plain, torch.Tensor) else plain[0], atol=1e-3)
+
+
+def test_a_bias_that_a_head_shares_with_its_layer_is_added_once():
+    model = AutoModelForCausalLM.from_config(
+        BertConfig(
+            vocab_size=20,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            is_decoder=True,
+        )
+    ).eval()
+    (name,) = [each for each in live_weights(model) if each in ("cls.predictions.bias", "cls.predictions.decoder.bias")]
+    (vector,) = one_by_one(model, [name])
+    tokens = torch.tensor([[1, 2, 3]])
+    plain = logits_of(model, tokens)
+    with vector.applied_to(model, 0.5, merge=False):
+        assert torch.allclose(logits_of(model, tokens), plain + 0.5 * vector.dense(name), atol=1e-5)
+
+
+def test_one_expert_of_a_layer_cannot_be_attached_and_is_named(models):
+    model = AutoModelForCausalLM.from_pretrained(models.pair("mixtral").base)
+    name = next(each for each in live_weights(model) if ".experts." in each)
+    (vector,) = one_by_one(model, [name])
+    with pytest.raises(
+        UnsupportedError, match=r"experts\.\d.*holds it in one parameter with others, as .*Merge the vector"
+    ):
+        vector.edit(model, merge=False)
