@@ -150,7 +150,7 @@ def open_checkpoint(
         config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
         in_files = open_files(folder, model_weights(folder), Location(name, commit) if commit else None)
     else:
-        folder = _folder_of_config(folder)
+        folder = folder_of_config(folder)
         config, in_files = read_json(folder / CONFIG), open_distributed(weights)
     return _checkpoint(name, folder, commit, config, in_files, unpack_model(in_files, config, name))
 
@@ -195,8 +195,12 @@ def _distributed_folder(folder: Path) -> Path | None:
     return next((each for each in (folder, folder / FSDP_FOLDER) if distributed_index(each) is not None), None)
 
 
-def _folder_of_config(folder: Path) -> Path:
-    """The folder that has the config of a distributed checkpoint: itself, or the one that it lies in."""
+def folder_of_config(folder: Path) -> Path:
+    """The folder that has the config of a distributed checkpoint: itself, or the one that it lies in.
+
+    Raises:
+        `MissingFileError`: If neither has one.
+    """
     for each in (folder, folder.resolve().parent):
         if (each / CONFIG).exists():
             return each
@@ -206,13 +210,19 @@ def _folder_of_config(folder: Path) -> Path:
     )
 
 
+def is_deepspeed(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of DeepSpeed ZeRO."""
+    return (folder / "latest").is_file() and any(folder.glob("*/*zero_pp_rank_*"))
+
+
 def _refuse_deepspeed(folder: Path) -> None:
     """DeepSpeed's parts are pickles, and its converter runs what they hold: that is the user's to decide."""
-    if (folder / "latest").is_file() and any(folder.glob("global_step*/*zero_pp_rank_*")):
+    if is_deepspeed(folder):
         raise UnsupportedError(
             f"{folder.name} is a checkpoint of DeepSpeed ZeRO, whose files are pickles that can run code. If you trust "
-            "them, run DeepSpeed's own converter, which it put there: `python zero_to_fp32.py . weights "
-            f"--safe_serialization` in {folder.name}, and give that folder, with the model's {CONFIG} in it."
+            "them, convert it first: hf_taskvec.extraction.from_deepspeed.convert_deepspeed(folder, output, "
+            "trust_pickles=True), or DeepSpeed's own script that lies there, `python zero_to_fp32.py . weights "
+            f"--safe_serialization`, with the model's {CONFIG} put into that folder."
         )
 
 
