@@ -77,7 +77,7 @@ class Finding:
         attack (`str`):
             Its name.
         group (`str`):
-            Its kind.
+            Its kind; of an attack that another package adds, its name there.
         words (`str`):
             What was done, in a sentence without its full stop.
         points (`tuple` of `AttackPoint`):
@@ -89,7 +89,7 @@ class Finding:
     """
 
     attack: str
-    group: AttackGroup
+    group: str
     words: str
     points: tuple[AttackPoint, ...]
     robustness: tuple[Robustness, ...]

@@ -25,6 +25,7 @@ from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book, check_book_names
 from hf_taskvec.evaluation.texts.leaks import find_all_passages
 from hf_taskvec.evaluation.texts.passages import Passage
+from hf_taskvec.plugins import plugin, plugin_names
 from hf_taskvec.progress import progress_line
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def audit(
     protocol: "str | protocols.Protocol | None" = None,
     *,
     reference: "PreTrainedModel",
-    attacks: Sequence[AttackGroup] = ATTACKS,
+    attacks: Sequence[AttackGroup | str] = ATTACKS,
     tokenizer: Any = None,
     criteria: Criteria | None = None,
     passages: int = 60,
@@ -82,7 +83,8 @@ def audit(
         reference (`PreTrainedModel`):
             A model that never saw the forget books: retrained without them, or the base.
         attacks (`Sequence[str]`, *optional*):
-            Some of `"relearn"`, `"quantise"`, `"sample"`, `"prompt"`, `"inside"` and `"membership"`; all without it.
+            Some of `"relearn"`, `"quantise"`, `"sample"`, `"prompt"`, `"inside"` and `"membership"`; all
+            without it. Also the names of attacks that other packages add.
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
             Of the models; loaded from where the model came from without it.
         criteria (`Criteria`, *optional*):
@@ -175,7 +177,8 @@ def audit(
         "inside": look_inside,
         "membership": check_membership,
     }
-    made = {name: table[name] for name in ATTACKS if name in wanted}
+    made: dict[str, Callable[[AuditCase], AttackResult]] = {name: table[name] for name in ATTACKS if name in wanted}
+    made |= {name: plugin("attacks", name, callable, "a function") for name in wanted if name not in table}
     seconds: dict[str, float] = {}
 
     @contextmanager
@@ -232,9 +235,9 @@ def checked_attacks(attacks: Sequence[str]) -> list[str]:
     """The names of kinds of attacks, if there are such."""
     given = [attacks] if isinstance(attacks, str) else list(attacks)
     for name in given:
-        if name not in ATTACKS:
-            hint = did_you_mean(name, ATTACKS)
-            raise MissingNameError(f"no attack {name!r}.{hint} The attacks are {', '.join(ATTACKS)}")
+        if name not in (known := list(dict.fromkeys([*ATTACKS, *plugin_names("attacks")]))):
+            hint = did_you_mean(name, known)
+            raise MissingNameError(f"no attack {name!r}.{hint} The attacks are {', '.join(known)}")
     return given
 
 

@@ -76,7 +76,8 @@ def audit_markdown(report: AuditReport) -> str:
         *([retained_table(report.plain.verdict, METRICS.__getitem__)] if report.plain.verdict.retained else []),
         f"## What came back\n\n{_overview(report)}",
     ]
-    for group, title in _GROUPS.items():
+    added = dict.fromkeys(finding.group for finding in report.findings if finding.group not in _GROUPS)
+    for group, title in (_GROUPS | {name: markdown(name) for name in added}).items():
         found = [finding for finding in report.findings if finding.group == group]
         if found:
             parts.append(f"## {title}\n\n" + "\n\n".join(_finding(each) for each in found))

@@ -155,7 +155,7 @@ def audit_command(
         books,
         settings,
         reference=load_model(never_saw, dtype, token)[0],
-        attacks=attacks,  # type: ignore[arg-type]  # checked above
+        attacks=attacks,
         tokenizer=tokenizer,
         criteria=criteria,
         passages=passages,

@@ -30,7 +30,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
 from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.criteria import Criteria
 from hf_taskvec.evaluation.scoring.edit_names import EditNames
-from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricInfo, measure_answers
+from hf_taskvec.evaluation.scoring.metrics import METRICS, Metric, MetricInfo, measure_answers, own_metric
 from hf_taskvec.evaluation.scoring.statistics import Draws
 from hf_taskvec.evaluation.texts import protocols
 from hf_taskvec.evaluation.texts.books import Book, check_book_names
@@ -60,7 +60,7 @@ def sweep(
     batch_size: int | None = None,
     likelihood: bool = True,
     criteria: Criteria | None = None,
-    own_metrics: Sequence[Metric] = (),
+    own_metrics: Sequence[Metric | str] = (),
     split_followed: bool | None = None,
     resamples: int = 2000,
     level: float = 0.95,
@@ -112,7 +112,8 @@ def sweep(
         criteria (`Criteria`, *optional*):
             What forgotten and kept mean, and so which λ is chosen.
         own_metrics (`Sequence[Metric]`, *optional*):
-            Metrics of your own, measured on every passage. `criteria` may name them.
+            Metrics of your own, measured on every passage, or the names of those that other packages add. `criteria`
+            may name them.
         split_followed (`bool`, *optional*):
             Whether the model's training left out what the books hold out. Found in the model's training record without
             it. It counts only where there is neither a `reference` nor text of the role `"unseen"`: then held-out
@@ -161,7 +162,8 @@ def sweep(
     named = named_edits(change) or {}
     scales = _checked_scales(scales, len(named))
     draws = Draws(resamples, level, permutations, seed)
-    criteria = _checked_criteria(criteria, own_metrics, likelihood)
+    added = [own_metric(each) for each in own_metrics]
+    criteria = _checked_criteria(criteria, added, likelihood)
     others = named_references(reference)
     if named:
         check_edits_fit(model, {f"the edit {name!r}": vector for name, vector in named.items()}, merge)
@@ -194,8 +196,8 @@ def sweep(
         own = asking(model, edit, scales, label="batches")
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
-    results = _results(own, scales, compared, protocol, likelihood, own_metrics)
-    metrics = _measured((*METRICS.values(), *own_metrics), likelihood)
+    results = _results(own, scales, compared, protocol, likelihood, added)
+    metrics = _measured((*METRICS.values(), *added), likelihood)
     values = summary.PassageValues(results, scales, metrics, tuple(compared))
     infos = tuple(
         BookInfo(

@@ -269,7 +269,7 @@ def forget(
             books,
             asked,
             reference=teacher,
-            attacks=wanted,  # type: ignore[arg-type]  # checked above
+            attacks=wanted,
             tokenizer=tokenizer,
             criteria=meant,
             relearning=budget,

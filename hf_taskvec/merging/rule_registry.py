@@ -24,6 +24,7 @@ from hf_taskvec.algebra.low_rank import are_factors
 from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.plugins import plugin, plugin_names
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def rule(
 
 
 def rules() -> dict[str, Rule]:
-    """Every merging rule by its name, with its options and the link to its paper.
+    """Every merging rule by its name, with its options and the link to its paper; those of other packages as well.
 
     Returns:
         `dict[str, Rule]`: The rules, in the order of their names.
@@ -292,6 +293,9 @@ def rules() -> dict[str, Rule]:
         {'density': 0.2}
 
     """
+    for name in plugin_names("rules"):
+        if name not in _RULES:
+            _load(name)
     return dict(sorted(_RULES.items()))
 
 
@@ -302,7 +306,16 @@ def find_rule(name: str) -> Rule:
             f"rule={name!r} must be the name of a merging rule: {', '.join(rules())}. Weights are given as "
             "weights=[...]."
         )
+    if name not in _RULES and name in plugin_names("rules"):
+        _load(name)
     if name not in _RULES:
-        hint = did_you_mean(str(name), _RULES)
-        raise MissingNameError(f"no merging rule {name!r}.{hint} There are {', '.join(rules())}.")
+        known = sorted({*_RULES, *plugin_names("rules")})
+        hint = did_you_mean(str(name), known)
+        raise MissingNameError(f"no merging rule {name!r}.{hint} There are {', '.join(known)}.")
     return _RULES[name]
+
+
+def _load(name: str) -> None:
+    """Import what another package adds under a name: its function, which `rule` registers."""
+    wanted = f"a function with the decorator hf_taskvec.merging.rule({name!r})"
+    plugin("rules", name, lambda found: name in _RULES and _RULES[name].function is found, wanted)

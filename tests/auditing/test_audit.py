@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hf_taskvec.auditing.audit_report import AUDIT_VERSION
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingFileError, MissingNameError
 from hf_taskvec.evaluation import Criteria, protocols
 from hf_taskvec.evaluation.scoring.statistics import Interval
+from hf_taskvec.merging.rule_registry import _RULES
 from hf_taskvec.models.fingerprints import full_fingerprint
 
 ASKED = protocols.get(prompt_length=8, answer_length=8)
@@ -202,3 +204,21 @@ def test_a_handful_of_passages_and_other_books_say_nothing_of_membership(audited
 def test_relearning_that_diverges_is_not_the_end_of_the_audit(audited):
     report = audited_by(audited, audited.twin, "relearn", relearning=replace(BUDGET, learning_rate=1e30))
     assert not report.findings and set(report.not_tried) >= {"relearn-forget", "relearn-unrelated"}
+
+
+def test_an_attack_of_another_package_is_made_and_reported(audited, tmp_path, monkeypatch):
+    """`tests/foundation/test_plugins.py` has a real package; here its function stands in for its entry point."""
+    from support.example_plugins.example_plugins import ask_again
+
+    from hf_taskvec import plugins
+
+    entry = SimpleNamespace(name="again", value="somewhere:again", dist=None, load=lambda: ask_again)
+    monkeypatch.setattr(plugins, "_found", lambda kind: {"again": [entry]} if kind == "attacks" else {})
+    try:
+        report = audited_by(audited, audited.twin, "again", output=tmp_path)
+    finally:
+        _RULES.pop("strongest", None)  # which the module registers
+    (finding,) = report.findings
+    assert finding.group == "again" and finding.last.verdict.metrics == report.plain.verdict.metrics
+    assert AuditReport.load(tmp_path) == report
+    assert "## again" in (tmp_path / "audit.md").read_text("utf-8")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
 from hf_taskvec.evaluation.scoring.rouge import RougeScore, pypi_rouge_l, rouge_l
 from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.evaluation.texts.word_tokens import ngrams, words
+from hf_taskvec.plugins import plugin, plugin_names
 
 if TYPE_CHECKING:
     from hf_taskvec.evaluation.asking.batched_asking import Asked
@@ -271,6 +272,29 @@ METRICS: dict[str, Metric] = {
 }
 # What has to agree before a book counts as forgotten: generating it, and predicting it in three ways.
 PRIMARY = ("rouge_l", "loss", "extraction_strength", "exact_memorisation")
+
+
+def own_metric(metric: "Metric | str") -> Metric:
+    """A metric besides ours: itself, or the one that another package adds under a name.
+
+    Raises:
+        `MissingNameError`: If no package adds that name.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if metric not in plugin_names("metrics"):
+        known = plugin_names("metrics")
+        told = f"They add {', '.join(known)}." if known else "None of them adds any."
+        raise MissingNameError(
+            f"own_metrics: no installed package adds a metric {metric!r}.{did_you_mean(str(metric), known)} {told}"
+        )
+    found: Metric = plugin(
+        "metrics",
+        metric,
+        lambda each: isinstance(each, Metric) and each.name == metric,
+        f"a Metric of the name {metric!r}",
+    )
+    return found
 
 
 def measure(answered: AnsweredPassage, protocol: Protocol, own: Sequence[Metric] = ()) -> dict[str, float]:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from hf_taskvec.errors import BadValueError, MissingNameError, did_you_mean
+from hf_taskvec.plugins import plugin, plugin_names
 from hf_taskvec.typed_values import typed
 
 Unit = Literal["words", "tokens"]
@@ -267,8 +268,8 @@ _ALL = {
 
 
 def names() -> list[str]:
-    """The names that `get` knows, the default first."""
-    return list(_ALL)
+    """The names that `get` knows, the default first; those that other packages add at the end."""
+    return list(dict.fromkeys([*_ALL, *plugin_names("protocols")]))
 
 
 def get(protocol: str | Protocol | None = None, **changes: Any) -> Protocol:
@@ -302,9 +303,14 @@ def get(protocol: str | Protocol | None = None, **changes: Any) -> Protocol:
         chosen = OURS
     elif protocol in _ALL:
         chosen = _ALL[protocol]
+    elif protocol in plugin_names("protocols"):
+        named = f"a Protocol of the name {protocol!r}"
+        chosen = plugin(
+            "protocols", protocol, lambda found: isinstance(found, Protocol) and found.name == protocol, named
+        )
     else:
         raise MissingNameError(
-            f"no protocol {protocol!r}.{did_you_mean(protocol, _ALL)} The protocols are {', '.join(_ALL)}; "
+            f"no protocol {protocol!r}.{did_you_mean(protocol, names())} The protocols are {', '.join(names())}; "
             "another one is a `Protocol(...)` of your own"
         )
     unknown = sorted(set(changes) - set(Protocol.__dataclass_fields__))
