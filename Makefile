@@ -7,7 +7,7 @@ WORKERS ?= 2
 # of a file share is made by one worker, not by all.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean test-matrix matrix-table
+.PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean test-matrix matrix-table docs docs-serve
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -42,6 +42,17 @@ quality: .venv/ready
 bench: .venv/ready .venv-mergekit/ready
 	$(BIN)/python tests/benchmarks/bench_apply.py --mergekit .venv-mergekit/bin/python
 	$(BIN)/python tests/benchmarks/bench_combine.py --mergekit .venv-mergekit/bin/python
+
+# The documentation as a site, in site/: open site/index.html.
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+.venv/docs-ready: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 .venv-mergekit/ready: constraints.txt
 	$(PYTHON) -m venv .venv-mergekit

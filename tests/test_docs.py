@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "tests" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
 ]
 BLOCK = re.compile(r"^(?P<note><!-- not run: [^\n]+ -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]+)?\)")
@@ -29,15 +31,30 @@ def anchors(text: str) -> set[str]:
     return {"#" + re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
+@pytest.fixture(scope="session")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models that the pages make, made once."""
+    from hf_taskvec.experiments.playground import make_playground
+
+    return make_playground(tmp_path_factory.mktemp("made") / "play", progress=False).base.parent
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
-    """In an empty folder and a process of its own. What says that it needs more than that is compiled only."""
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In a process of its own and an empty folder, but for the playground that a page makes.
+
+    What says that it needs more than that is compiled only.
+    """
     blocks = list(BLOCK.finditer(page.read_text("utf-8")))
     for block in blocks:
         compile(block["code"], page_name(page), "exec")
     code = "\n".join(block["code"] for block in blocks if not block["note"])
     if not code:
         return
+    if 'make_playground("play")' in code:
+        shutil.copytree(request.getfixturevalue("play"), tmp_path / "play")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -28,7 +28,7 @@ def browser(width: int = 1280, height: int = 1000, dark: bool = False) -> Iterat
     options.binary_location = str(CHROMIUM)
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
     try:

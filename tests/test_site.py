@@ -1,0 +1,95 @@
+"""The documentation as a site: it builds without a warning, and a browser shows it.
+
+`make docs` installs what that takes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from support.browser import browser, needs_browser
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason='needs pip install "hf-taskvec[docs]"'),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served, on this machine alone."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    import hf_taskvec.evaluation
+    import hf_taskvec.training
+
+    for module in (hf_taskvec.evaluation, hf_taskvec.training):
+        page = (site / "reference" / f"{module.__name__.rpartition('.')[2]}.html").read_text("utf-8")
+        for name in module.__all__:
+            assert re.search(rf"<h2[^>]*>.*?\b{re.escape(name)}\b", page, re.S), name
+    commands = (site / "reference" / "command-line.html").read_text("utf-8")
+    assert "taskvec forget" in commands and "--write-anyway" in commands
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//", text), page.name
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_every_page_is_shown_without_an_error(site: Path, address: str, width: int, dark: bool) -> None:
+    with browser(width, dark=dark) as page:
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":
+                continue
+            page.get(f"{address}/{path.relative_to(site)}")
+            wide, room = page.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+            assert wide <= room, (path.name, wide, room)
+
+
+@needs_browser
+def test_search_finds_a_page(address: str) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with browser() as page:
+        page.get(address)
+        page.find_element(By.CSS_SELECTOR, "input[type=text].md-search__input").send_keys("quantised bases")
+        found = "li.md-search-result__item a"
+        WebDriverWait(page, 30).until(lambda page: page.find_elements(By.CSS_SELECTOR, found))
+        first = page.find_element(By.CSS_SELECTOR, found).get_attribute("href")
+        assert "quantised-bases" in first or "choices" in first
