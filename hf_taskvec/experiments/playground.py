@@ -120,7 +120,7 @@ def make_playground(folder: str | Path, *, progress: bool | None = None) -> Play
     return made
 
 
-def main() -> None:
+def run_playground() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to: a new folder, or an earlier playground")
@@ -130,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_playground()
