@@ -14,6 +14,7 @@ import pytest
 from support.browser import browser, needs_browser
 from support.made_reports import SCALES, around, made_report, made_report_of_edits
 
+from hf_taskvec.errors import MissingNameError
 from hf_taskvec.evaluation import UnlearningReport
 from hf_taskvec.evaluation.reporting.report_parts import (
     PassageAtReference,
@@ -91,6 +92,18 @@ def test_saving_writes_the_page_beside_the_report(tmp_path: Path) -> None:
     report.save(tmp_path, plots=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
     assert (tmp_path / "report.html").read_text("utf-8") == report.to_html()
+
+
+def test_scores_are_a_table_and_a_plot_has_a_name() -> None:
+    report = full_report()
+    table = report.to_pandas()
+    assert len(table) == len(report.scores) + len(report.reference_scores)
+    row = table[(table.book == "alice") & (table.scale == -0.4) & (table.metric == "rouge_l")].iloc[0]
+    assert (row.value, row.role, row.edit) == (report.score("alice", -0.4).value.value, "forget", "−0.4")
+    assert set(table[table.scale.isna()].edit) == {"retrained"}
+    assert report.figure("scores").axes
+    with pytest.raises(MissingNameError, match="no plot 'score'"):
+        report.figure("score")
 
 
 def opened(folder: Path, report: UnlearningReport, found: Any, audit: dict[str, Any] | None = None) -> None:

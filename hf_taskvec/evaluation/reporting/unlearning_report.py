@@ -72,6 +72,7 @@ from hf_taskvec.filenames import REPORT_JSON, REPORT_MARKDOWN, REPORT_PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 REPORT_SCHEMA = "hf_taskvec/unlearning-report"
 REPORT_VERSION = 4
@@ -376,6 +377,36 @@ class UnlearningReport:
         from hf_taskvec.evaluation.reporting.plots import report_figures
 
         return report_figures(self)
+
+    def figure(self, name: str = "scores") -> "Figure":
+        """One of the plots; a notebook shows it.
+
+        Args:
+            name (`str`, *optional*, defaults to `"scores"`):
+                One of `figures()`.
+
+        Returns:
+            `matplotlib.figure.Figure`: The figure.
+
+        Raises:
+            `MissingNameError`: If there is no such plot.
+            `UnsupportedError`: If matplotlib is not installed.
+        """
+        found = self.figures()
+        if name not in found:
+            raise MissingNameError(f"no plot {name!r}.{did_you_mean(name, found)} There are {', '.join(found)}")
+        return found[name]
+
+    def to_pandas(self) -> "DataFrame":
+        """All scores as a table: a row for each book, split, λ (or edit, or reference model) and metric.
+
+        Returns:
+            `pandas.DataFrame`: With the columns `book`, `role`, `split`, `edit`, `scale` (none for reference models),
+            `metric`, `passages`, `value`, `low` and `high`.
+        """
+        from hf_taskvec.evaluation.reporting.score_frame import score_frame
+
+        return score_frame(self)
 
     def save(self, output: str | Path, *, plots: bool = True) -> Path:
         """Write `report.json`, `report.md`, `report.html` and the plots as PNG and SVG.

@@ -1,0 +1,33 @@
+"""All scores of a report as a table of pandas."""
+
+from typing import TYPE_CHECKING, Any
+
+from hf_taskvec.evaluation.reporting.report_parts import ReferenceScore, Score
+from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def score_frame(report: UnlearningReport) -> "DataFrame":
+    """A row for each book, split, λ (or edit, or reference model) and metric."""
+    import pandas
+
+    roles = {book.name: book.role for book in report.books}
+
+    def row(edit: str, scale: float | None, score: Score | ReferenceScore) -> dict[str, Any]:
+        return {
+            "book": score.book,
+            "role": roles[score.book],
+            "split": score.split,
+            "edit": edit,
+            "scale": scale,
+            "metric": score.metric,
+            "passages": score.n,
+            "value": score.value.value,
+            "low": score.value.low,
+            "high": score.value.high,
+        }
+
+    rows = [row(report.names.short(score.scale), score.scale, score) for score in report.scores]
+    return pandas.DataFrame(rows + [row(score.reference, None, score) for score in report.reference_scores])
