@@ -244,6 +244,7 @@ class VectorOutputs(VectorConstructors):
         base: str | Path | None = None,
         dense: Literal["refuse", "save", "drop"] = "refuse",
         uniform_rank: bool = False,
+        serve: Literal["vllm"] | None = None,
         dtype: torch.dtype | str = torch.float32,
         overwrite: bool = False,
         scale: float = 1.0,
@@ -267,6 +268,9 @@ class VectorOutputs(VectorConstructors):
                 leaves them out, `"refuse"` raises and names them.
             uniform_rank (`bool`, *optional*, defaults to `False`):
                 Pad all factors to one rank, as some serving engines want it.
+            serve (`"vllm"`, *optional*):
+                Write what vLLM takes, and refuse what it cannot: one rank of at most 512, and factors only.
+                `hf_taskvec.application.max_lora_rank(output)` tells what to start it with.
             dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
                 Of the stored factors.
             overwrite (`bool`, *optional*, defaults to `False`):
@@ -292,6 +296,7 @@ class VectorOutputs(VectorConstructors):
             base=base,
             dense=dense,
             uniform_rank=uniform_rank,
+            serve=serve,
             dtype=parse_dtype(dtype),
             overwrite=overwrite,
             scale=scale,
@@ -333,6 +338,7 @@ class VectorOutputs(VectorConstructors):
         base: str | Path | None = None,
         dense: Literal["refuse", "save", "drop"] = "refuse",
         uniform_rank: bool = False,
+        serve: Literal["vllm"] | None = None,
         dtype: torch.dtype | str = torch.float32,
         **options: "Unpack[PushOptions]",
     ) -> "Pushed":
@@ -351,6 +357,9 @@ class VectorOutputs(VectorConstructors):
                 What to do with changes that are not low-rank; see `to_adapter`.
             uniform_rank (`bool`, *optional*, defaults to `False`):
                 Pad all factors to one rank, as some serving engines want it.
+            serve (`"vllm"`, *optional*):
+                Write what vLLM takes, and refuse what it cannot: one rank of at most 512, and factors only.
+                `hf_taskvec.application.max_lora_rank(output)` tells what to start it with.
             dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
                 Of the stored factors.
             options (`PushOptions`, *optional*):
@@ -376,6 +385,7 @@ class VectorOutputs(VectorConstructors):
                 base=base,
                 dense=dense,
                 uniform_rank=uniform_rank,
+                serve=serve,
                 dtype=dtype,
                 scale=scale,
                 progress=options.get("progress"),

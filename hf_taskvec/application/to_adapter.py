@@ -22,6 +22,7 @@ from hf_taskvec.application.exportable_changes import (
     without_zeros,
 )
 from hf_taskvec.application.peft_loading import check_loads, target_modules
+from hf_taskvec.application.serving import ServeChoice, check_served_rank, check_serving
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
@@ -48,6 +49,7 @@ def to_adapter(
     base: str | Path | None = None,
     dense: DenseChoice = "refuse",
     uniform_rank: bool = False,
+    serve: ServeChoice | None = None,
     dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
     scale: float = 1.0,
@@ -57,6 +59,7 @@ def to_adapter(
     whole = vector * scale  # refuses NaN and infinities
     if dense not in _DENSE:
         raise BadValueError(f"dense={dense!r} is not one of {', '.join(map(repr, _DENSE))}.")
+    check_serving(serve, dense)
     own, own_revision = _own_base(whole)
     named = _named(base_model_name_or_path, base, own, own_revision)
     given = base or base_model_name_or_path
@@ -74,8 +77,9 @@ def to_adapter(
     kinds = {_module(name, layout): _kind(name, layout) for name in low_rank}
     with progress_bar(low_rank.items(), "Exporting", progress) as bar:
         factors = {_module(name, layout): factors_of(change) for name, change in bar}
-    if uniform_rank:
+    if uniform_rank or serve is not None:
         factors = _padded(factors)
+        check_served_rank(serve, next(iter(factors.values()))[0].shape[1])
     tensors: dict[str, torch.Tensor] = {}
     for module, (left, right) in factors.items():
         tensors.update(_entries(module, kinds[module], left, right, dtype))
@@ -98,7 +102,7 @@ def to_adapter(
             "scale": float(scale),
             "fingerprint": vector.fingerprint,
             "changed_parameters": len(factors) if dense == "drop" else len(scaled),
-            "options": {"dense": dense} if rest else {},
+            "options": ({"dense": dense} if rest else {}) | ({"serve": serve} if serve else {}),
         }
         (part / ADAPTER_RECORD).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
         if found is not None:

@@ -1,6 +1,6 @@
 """`taskvec adapter`: a vector as a PEFT adapter."""
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -38,6 +38,9 @@ def adapter_command(
     dense: Annotated[
         str, typer.Option(help="Changes that are not low-rank: refuse, save (whole values) or drop.")
     ] = "refuse",
+    serve: Annotated[
+        str | None, typer.Option(help="For an engine without PEFT: vllm. Tells the command that serves it.")
+    ] = None,
     overwrite: OverwriteOption = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -63,6 +66,14 @@ def adapter_command(
     if rank is not None:
         found = found.compress(rank=rank)
     checked_there = cast("Literal['refuse', 'save', 'drop']", dense)
-    found.to_adapter(output, base_name, base=base, dense=checked_there, overwrite=overwrite, scale=amount)
-    finish_with_report(output, measured, {"scale": amount, "expression": (found * amount).expression}, json)
+    engine = cast("Literal['vllm'] | None", serve)
+    found.to_adapter(output, base_name, base=base, dense=checked_there, serve=engine, overwrite=overwrite, scale=amount)
+    values: dict[str, Any] = {"scale": amount, "expression": (found * amount).expression}
+    lines = []
+    if engine is not None:
+        from hf_taskvec.application.serving import max_lora_rank, serving_command
+
+        values["max_lora_rank"] = max_lora_rank(output)
+        lines = [serving_command(output, engine, base_name or base)]
+    finish_with_report(output, measured, values, json, more=lines)
     return None

@@ -1,5 +1,6 @@
 """The folder that a command writes: checked before any long work, recorded and told of afterwards."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def finish_with_report(
     values: dict[str, Any],
     as_json: bool,
     requantised: "RequantisedTotals | None" = None,
+    more: Sequence[str] = (),
 ) -> None:
     """Put the report and the command beside a model or an adapter, and tell what was written."""
     if report is not None:
@@ -67,6 +69,7 @@ def finish_with_report(
     if requantised is not None:
         values = {**values, "requantised": requantised.to_dict()}
         lines.append(str(requantised))
+    lines += more
     CommandResult({"output": str(output), **values, "bytes": nbytes}, lines).show(as_json)
 
 

@@ -51,6 +51,7 @@ BAD = [
     (["merge", "lamps.txt", "-o", "x"], "must hold merge_method"),
     (["adapter", "vector", "-o", "x"], "are not low-rank"),
     (["adapter", "vector", "--dense", "lose", "-o", "x"], "not one of"),
+    (["adapter", "vector", "--serve", "tgi", "-o", "x"], "--serve tgi is not one of 'vllm'"),
     (["eval", "base", "-o", "x"], "no book was given"),
     (["eval", "base", "--forget", "nowhere.txt", "-o", "x"], "no book at"),
     (["eval", "base", "--forget", "lamps.txt", "--protocol", "muse", "-o", "x"], "no protocol 'muse'"),
@@ -219,6 +220,8 @@ def test_an_exported_adapter_names_its_base_and_is_pushed(
     assert answer.code == 0, answer.err
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "me/base"
+    served = taskvec("adapter", "vector", "-o", tmp_path / "served", *options, "--serve", "vllm")
+    assert "vllm serve me/base --enable-lora --max-lora-rank 8 --lora-modules served=" in served.out, served.err
     assert taskvec("push", tmp_path / "adapter", "me/adapter").code == 0
     assert b"library_name: peft" in hub.files("me/adapter")["README.md"]
 
