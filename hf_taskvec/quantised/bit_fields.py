@@ -67,8 +67,9 @@ def unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
 
 def pack_fp4(numbers: torch.Tensor) -> torch.Tensor:
     """The same numbers, each of which is one of FP4's, as bytes."""
-    magnitudes = torch.tensor(FP4, dtype=torch.float32, device="cpu")
-    codes = torch.searchsorted(magnitudes, numbers.abs()).to(torch.uint8) | (numbers.signbit().to(torch.uint8) << 3)
+    size = numbers.abs()
+    number = torch.where(size <= 2, 2 * size, torch.where(size == FP4[-1], size + 1, size + 2))  # of 0, 0.5, … 6
+    codes = number.to(torch.uint8) | (numbers.signbit().to(torch.uint8) << 3)
     low, high = codes.unflatten(-1, (-1, 2)).unbind(-1)
     return low | (high << 4)
 
@@ -79,12 +80,10 @@ def nearest_fp4(numbers: torch.Tensor) -> torch.Tensor:
     >>> nearest_fp4(torch.tensor([0.25, 0.26, 2.5, -5.0, 9.0])).tolist()
     [0.0, 0.5, 2.0, -4.0, 6.0]
     """
-    magnitudes = torch.tensor(FP4, dtype=torch.float32, device="cpu")
-    middles = (magnitudes[:-1] + magnitudes[1:]) / 2
     size = numbers.abs()
-    above, below = torch.bucketize(size, middles, right=True), torch.bucketize(size, middles)
-    code = torch.where(above % 2 == 0, above, below)
-    return magnitudes[code].copysign(numbers)
+    # Steps of 0.5 up to 2, of 1 up to 4, of 2 up to 6: every other number of each has an even code.
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return size.div_(step).round_().mul_(step).clamp_(max=FP4[-1]).copysign_(numbers)
 
 
 @lru_cache(maxsize=1)

@@ -41,9 +41,22 @@ class Mxfp4Experts(ScaledWeight):
     def product_dtype(self) -> torch.dtype:
         return torch.bfloat16  # as transformers: which holds every product of a code and a power of 2
 
+    @property
+    @override
+    def outputs_are_last(self) -> bool:
+        return True
+
     @override
     def outputs_first(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.transpose(1, 2)
+
+    @override
+    def unpack(self, opened: Opened, start: int, stop: int) -> torch.Tensor:
+        found = torch.empty((stop - start, *self.size[1:]), dtype=self.dtype, device="cpu")
+        for first, last in self.parts_of_rows(start, stop):  # an expert is large, and fp32 takes eight times its bytes
+            some = {role: each[:, first:last] for role, each in opened.items()}
+            found[..., first:last] = super().unpack(some, start, stop)
+        return found
 
     @override
     def codes(self, opened: Opened, start: int, stop: int) -> torch.Tensor:

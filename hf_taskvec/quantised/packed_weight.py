@@ -216,6 +216,13 @@ class Scales(NamedTuple):
     scales: torch.Tensor
     zeros: torch.Tensor | None
 
+    def of_outputs(self, weight: "ScaledWeight", first: int, last: int) -> "Scales":
+        """Those of a part of the outputs, which begins with a block; of a matrix all."""
+        if len(weight.size) == 2:
+            return self
+        some = slice(first // weight.grid.rows, -(-last // weight.grid.rows))
+        return Scales(self.scales[:, some], None if self.zeros is None else self.zeros[:, some])
+
 
 class StoredPiece(NamedTuple):
     """Elements of a stored tensor: some of its rows, or of all its rows some columns."""
@@ -264,6 +271,22 @@ class ScaledWeight(PackedWeight):
     @override
     def row_unit(self) -> int:
         return 1 if self.is_whole or len(self.size) > 2 else self.grid.rows
+
+    def parts_of_rows(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Ranges of outputs, of about a tile: of experts, each of which is one row here. All of them of a matrix."""
+        inputs, outputs = self.size[-1], self.size[-2] if len(self.size) > 2 else stop - start
+        if self.outputs_are_last:
+            inputs, outputs = outputs, inputs
+        unit = self.grid.rows
+        step = max(1, TILE // max(1, inputs * (stop - start)) // unit) * unit
+        whole = len(self.size) == 2 or self.grid.groups is not None
+        for first in range(0, outputs, outputs if whole else step):
+            yield first, outputs if whole else min(first + step, outputs)
+
+    @property
+    def outputs_are_last(self) -> bool:
+        """Whether the codes lie as the transpose of the weight."""
+        return False
 
     def outputs_first(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of the weight as their codes lie; the same function leads back."""

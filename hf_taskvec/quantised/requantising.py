@@ -1,9 +1,8 @@
 """An edited weight back to the format that it was stored in.
 
 A block keeps its scale as long as that reaches all of its edited weights, and gets the scale that its largest weight
-needs where it does not. Codes are the nearest ones. So whatever the edit leaves alone is stored as it was, bit for bit:
-the nearest code to what a code stands for is that code. What GPTQ and AWQ did to choose other codes than the nearest,
-from texts, is not done again.
+needs where it does not. Codes are the nearest ones; a weight that the edit leaves alone, in a block that keeps its
+scale, keeps its code. What GPTQ and AWQ did to choose other codes than the nearest, from texts, is not done again.
 """
 
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from hf_taskvec.algebra.sums import Sum
+from hf_taskvec.algebra.tiles import TILE
 from hf_taskvec.quantised.bit_fields import nearest_fp4
 from hf_taskvec.quantised.packed_weight import Opened, PackedWeight, ScaledWeight, Scales, StoredPiece
 from hf_taskvec.quantised.scaled_matrix import EXPONENTS
@@ -61,6 +61,11 @@ class EditTally:
 
     def add(self, before: torch.Tensor, exact: torch.Tensor, after: torch.Tensor) -> None:
         """Rows without the edit, with it, and as they are stored."""
+        flat = (each.flatten().split(TILE) for each in (before, exact, after))  # an expert is one row, and large
+        for some in zip(*flat, strict=True):
+            self._add(*some)
+
+    def _add(self, before: torch.Tensor, exact: torch.Tensor, after: torch.Tensor) -> None:
         before, after = before.double(), after.double()
         edit = exact.double().sub_(before)
         edited = edit != 0
@@ -101,13 +106,21 @@ def requantise(weight: ScaledWeight, edited: Sum, tally: EditTally | None = None
     shared = _shared_scales(weight, opened, edited) if weight.is_whole else None
     for start, stop in weight.runs():
         rows, before = _exact_rows(edited, start, stop, weight.name), weight.unpack(opened, start, stop)
-        rows = torch.where(rows == before, before.float(), rows)  # -0.0, to which nothing was added, is kept
-        laid = weight.outputs_first(rows).contiguous()
-        found = shared or _scales_for(weight, opened, laid, start, stop)
-        codes = _nearest_codes(weight, laid, found)
-        if tally is not None:
-            tally.add(before, rows, weight.values(codes.clone(), found))
-        yield from weight.pieces(codes, found, start)
+        stored, own = weight.scales(opened, start, stop), weight.codes(opened, start, stop)
+        made: list[list[StoredPiece]] = []
+        for first, last in weight.parts_of_rows(start, stop):
+            laid, was = (weight.outputs_first(each)[..., first:last, :].contiguous() for each in (rows, before))
+            of_part = stored.of_outputs(weight, first, last)
+            found = shared or _scales_for(weight, of_part, laid)
+            codes = _nearest_codes(weight, laid, found)
+            # The nearest code may be another one, where a weight's dtype holds less than code and scale.
+            alone = (laid == was) & weight.grid.spread(_is_kept(of_part, found), tuple(laid.shape))
+            codes = torch.where(alone, own[..., first:last, :], codes)
+            if tally is not None:
+                stands_for = weight.values(codes.clone(), found)
+                tally.add(weight.outputs_first(was), weight.outputs_first(laid), stands_for)
+            made.append(list(weight.pieces(codes, found, start)))
+        yield from _joined(made)
 
 
 def _exact_rows(edited: Sum, start: int, stop: int, name: str) -> torch.Tensor:
@@ -128,8 +141,19 @@ def _shared_scales(weight: ScaledWeight, opened: Opened, edited: Sum) -> Scales:
     return _chosen(weight, stored, low, high)
 
 
-def _scales_for(weight: ScaledWeight, opened: Opened, rows: torch.Tensor, start: int, stop: int) -> Scales:
-    stored = weight.scales(opened, start, stop)
+def _joined(parts: list[list[StoredPiece]]) -> Iterator[StoredPiece]:
+    """The pieces of some experts, of those of parts of their outputs."""
+    for pieces in zip(*parts, strict=True):
+        yield pieces[0] if len(parts) == 1 else pieces[0]._replace(elements=torch.cat([e.elements for e in pieces], 1))
+
+
+def _is_kept(stored: Scales, found: Scales) -> torch.Tensor:
+    """Which blocks have the scales, and zeros, that they had."""
+    kept = stored.scales == found.scales
+    return kept if stored.zeros is None or found.zeros is None else kept & (stored.zeros == found.zeros)
+
+
+def _scales_for(weight: ScaledWeight, stored: Scales, rows: torch.Tensor) -> Scales:
     low, high = weight.grid.extremes(rows, stored.scales.shape[-1])
     return _chosen(weight, stored, low, high)
 

@@ -103,7 +103,10 @@ class ScaledMatrix(ScaledWeight):
             first = 0 if self.is_whole else start // self.row_unit
             stored = stored_scales(numbers, source.dtype) if role == "scales" else numbers.to(source.dtype)
             rows = source.shape if self.is_whole else (len(numbers), *source.shape[1:])
-            yield StoredPiece(role, stored.reshape(rows), first)
+            if len(self.size) > 2:  # perhaps of a part of the outputs
+                rows = (len(numbers), *[-1][: len(source.shape) - 1], *source.shape[2:])
+            stored = stored.reshape(rows)
+            yield StoredPiece(role, stored, first)
 
     def _stored_codes(self, codes: torch.Tensor) -> torch.Tensor:
         source = self.part("codes")

@@ -152,6 +152,8 @@ DAMAGES: dict[str, tuple[Change, type[TaskVectorError], str]] = {
     "NaN": (lambda t, s: t[SCALE].fill_(float("nan")), CorruptFileError, rf"{SCALE} has scales that are NaN"),
     "a vector of codes": (lambda t, s: t.update({NAME: t[NAME].flatten()}), MismatchError, NAME),
     "another method": (lambda t, s: s.update(quant_method="aqlm"), UnsupportedError, r"'aqlm', which is not read here"),
+    "NVFP4": (lambda t, s: s.update(quant_method="nvfp4"), UnsupportedError, r"'nvfp4', which is not read here"),
+    "ModelOpt": (lambda t, s: s.update(quant_method="modelopt"), UnsupportedError, r"'modelopt', which is not read"),
     "no method": (lambda t, s: s.update(quant_method=[1]), UnsupportedError, r"\[1\], which is not read here"),
 }
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny_models, tiny_quantised
+from support import launch, tiny_models, tiny_quantised
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_taskvec import TaskVector
+from hf_taskvec.algebra.deltas import Dense
+from hf_taskvec.algebra.sources import InMemory
+from hf_taskvec.algebra.sums import Sum, Term
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.models.checkpoint import open_checkpoint
-from hf_taskvec.quantised.packed_weight import PackedWeight
+from hf_taskvec.quantised.packed_weight import PackedWeight, ScaledWeight
+from hf_taskvec.quantised.requantising import EditTally, requantise
+from hf_taskvec.quantised.scaled_matrix import ScaledMatrix
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 # What rounding to the codes may move a weight, beside the weights' size: half a step of fp8, int8, int4 and int3.
@@ -113,6 +118,102 @@ def test_what_an_edit_leaves_alone_is_stored_bit_for_bit(tmp_path: Path, kind: s
     assert report(same)[name]["edited"] == 0 and report(same)[name]["share"] == 1.0
     for each, tensor in tiny_quantised.stored(same).items():
         assert torch.equal(bits(tensor), bits(stored[each])), each
+
+
+def test_codes_that_a_dtype_cannot_tell_apart_are_kept(tmp_path: Path) -> None:
+    """With small scales, FP8's smallest codes stand for numbers that fp16 rounds to 0, or to others."""
+    base = tiny_quantised.fp8(tmp_path / "base", tiny_quantised.llama(torch.float16), (32, 32))
+    stored = tiny_quantised.stored(base)
+    shape, scales = stored[NAME].shape, stored[f"{NAME}_scale_inv"]
+    codes = torch.randint(0, 0x20, shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    codes[::32, ::32] = 0x7E  # 448: the scale fits the block
+    stored[NAME] = codes.view(torch.float8_e4m3fn)
+    stored[f"{NAME}_scale_inv"] = torch.full_like(scales, 3e-6)
+    settings = json.loads((base / "config.json").read_text())["quantization_config"]
+    tiny_quantised.write(base, stored, settings)
+    weight = open_checkpoint(base).tensors[NAME]
+    assert weight.dtype == torch.float16
+    assert int((weight.read() == 0).sum()) > 4 * int((codes == 0).sum())
+    change = torch.zeros(shape)
+    change[5, 7] = 1e-3
+    same = TaskVector.from_tensors({NAME: change}).apply(base, tmp_path / "same", requantise="same")
+    found = tiny_quantised.stored(same)[NAME].view(torch.uint8)
+    assert [tuple(place) for place in (found != codes).nonzero().tolist()] == [(5, 7)]
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "blocks", "channels", "channels of a column", "one scale"])
+def test_experts_are_stored_alike_in_any_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real expert is a row of many million weights, which are read and stored some outputs at a time."""
+    generator = torch.Generator().manual_seed(0)
+    if kind == "mxfp4":
+        base, _ = made(tmp_path / "base", kind)
+        weight = next(each for each in open_checkpoint(base).tensors.values() if isinstance(each, PackedWeight))
+    else:
+        scales = {"blocks": (3, 5, 2), "channels": (3, 40), "channels of a column": (3, 40, 1), "one scale": (3,)}[kind]
+        block = {"blocks": (8, 16), "one scale": (40, 32)}.get(kind, (1, 32))
+        codes = torch.randint(0, 0x70, (3, 40, 32), generator=generator, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        numbers = torch.rand(scales, generator=generator) * 1e-3 + 1e-4
+        parts = tuple((r, r, InMemory(t)) for r, t in (("codes", codes), ("scales", numbers)))
+        weight = ScaledMatrix("experts", (3, 40, 32), torch.bfloat16, parts, block, torch.float32)
+    assert isinstance(weight, ScaledWeight)
+    change = torch.randn(weight.shape, generator=generator) * 0.05
+
+    def stored() -> tuple[torch.Tensor, dict[str, list[torch.Tensor]], dict[str, Any]]:
+        tally, found = EditTally(weight), dict[str, list[torch.Tensor]]()
+        whole = Sum(weight.shape, [Term(1.0, Dense((InMemory(change),)))], weight)
+        for piece in requantise(weight, whole, tally):
+            found.setdefault(piece.role, []).append(piece.elements)
+        return weight.read(), found, tally.result().to_dict()
+
+    expected = stored()
+    for role, pieces in expected[1].items():
+        part = weight.part(role)
+        assert part is not None and torch.cat(pieces).shape == part.shape
+    monkeypatch.setattr("hf_taskvec.quantised.packed_weight.TILE", 300)
+    found = stored()
+    assert torch.equal(found[0], expected[0])
+    for role, pieces in expected[1].items():
+        assert torch.equal(bits(torch.cat(found[1][role])), bits(torch.cat(pieces))), role
+    for key, value in expected[2].items():
+        assert found[2][key] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value)
+
+
+_LAUNCHED = """
+import os, signal, sys
+import hf_taskvec.application.checkpoint_writing as module
+from support.launch import leave_processes
+from hf_taskvec import TaskVector
+base, tuned, out, tiles = sys.argv[1:]
+real, left = module._write_tiles, [int(tiles)]
+def counted(task):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(task)
+module._write_tiles = counted
+TaskVector.from_finetuned(base, tuned).apply(base, out, requantise="same", max_shard_size="12kB", threads=1)
+leave_processes()
+"""
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4"])
+def test_two_processes_and_a_killed_run_write_the_same_bytes_as_one(tmp_path: Path, kind: str) -> None:
+    base, _ = made(tmp_path / "base", kind)
+    fine_tune(tmp_path / "tuned", base)
+    script = tmp_path / "script.py"
+    script.write_text(_LAUNCHED)
+    given = script, base, tmp_path / "tuned"
+    launch.succeed(*given, tmp_path / "one", "-1")
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert len([name for name in expected if name.endswith(".safetensors")]) > 2
+    launch.succeed(*given, tmp_path / "two", "-1", processes=2)
+    killed = launch.start(*given, tmp_path / "resumed", "25")
+    assert killed.wait() != 0 and not (tmp_path / "resumed").exists()
+    assert list((tmp_path / ".resumed.unfinished").glob("*.safetensors"))
+    launch.succeed(*given, tmp_path / "resumed", "-1")
+    for name in ("two", "resumed"):
+        assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == expected, name
+    assert len(report(tmp_path / "resumed")) == len(report(tmp_path / "one")) > 0
 
 
 def test_a_model_without_quantisation_is_rounded_once(tmp_path: Path) -> None:
