@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,43 @@ def literal(name: str) -> str:
     \$100 and \$200
     """
     return visible(name).replace("$", r"\$")
+
+
+def new_figure(size: tuple[float, float], layout: str | None = "constrained") -> "Figure":
+    """An empty figure that draws itself in a notebook, without pyplot's state.
+
+    Args:
+        size (`tuple[float, float]`):
+            Its width and height in inches.
+        layout (`str`, *optional*, defaults to `"constrained"`):
+            How matplotlib places what is in it.
+
+    Returns:
+        `matplotlib.figure.Figure`: The figure.
+
+    Raises:
+        `UnsupportedError`: If matplotlib is not installed.
+
+    """
+    return _figure_class()(figsize=size, layout=layout)
+
+
+@cache
+def _figure_class() -> Any:
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        """A figure that a notebook shows."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            with styled(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+                self.savefig(buffer, format="png", dpi=100, metadata=_FORMATS["png"])
+            return buffer.getvalue()
+
+    return NotebookFigure
 
 
 @contextmanager

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -79,6 +80,20 @@ def test_every_page_is_shown_without_an_error(site: Path, address: str, width: i
             page.get(f"{address}/{path.relative_to(site)}")
             wide, room = page.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
             assert wide <= room, (path.name, wide, room)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.skipif(importlib.util.find_spec("nbclient") is None, reason='needs pip install "hf-taskvec[docs]"')
+def test_a_tutorial_runs_from_top_to_bottom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    from tutorials import run
+
+    now, stored = run(path), json.loads(path.read_text("utf-8"))
+    for cell, before in zip(now.cells, stored["cells"], strict=True):
+        kinds = [each["output_type"] for each in before.get("outputs", [])]
+        assert [each["output_type"] for each in cell.get("outputs", [])] == kinds, cell["source"]
 
 
 @needs_browser

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {f"reference/{name.removeprefix('hf_taskvec.')}.md": _package_page(name) for name in PACKAGES}
     pages["reference/command-line.md"] = _command_pages()
     pages["reference/files.md"] = _file_formats()
-    for path, text in pages.items():
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    from tutorials import FOLDER, as_markdown
+
+    tutorials = {f"tutorials/{path.stem}.md": as_markdown(path) for path in sorted(FOLDER.glob("*.ipynb"))}
+    for path, text in {**pages, **tutorials}.items():
         files.append(File.generated(config, path, content=text))
     assert config.nav is not None
     for part in config.nav:
         if "Reference" in part:
             part["Reference"] = ["reference/index.md", *pages]
+        if "Tutorials" in part:
+            part["Tutorials"] = list(tutorials)
         if "How to" in part:
             known = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
             found = [str(path.relative_to(ROOT / "docs")) for path in sorted((ROOT / "docs").glob("*.md"))]

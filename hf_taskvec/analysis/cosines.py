@@ -18,6 +18,7 @@ from hf_taskvec.algebra.parameter_names import layer_of
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.analysis.argument_checks import check_vectors
 from hf_taskvec.errors import BadValueError, MismatchError, MissingNameError, did_you_mean
+from hf_taskvec.escaping import visible
 from hf_taskvec.figures import Plottable, save_figure
 from hf_taskvec.progress import progress_bar
 from hf_taskvec.threads import workers
@@ -66,6 +67,12 @@ class CosineMatrix(Plottable):
     def __getitem__(self, pair: tuple[str, str]) -> float:
         one, other = places_of(pair, self.names, "vector")
         return self.total[one][other]
+
+    def __str__(self) -> str:
+        names = [visible(name) for name in self.names]
+        width = max(9, *(len(name) + 2 for name in names))
+        rows = [[name, *(f"{value:+.3f}" for value in row)] for name, row in zip(names, self.total, strict=True)]
+        return "\n".join("".join(cell.rjust(width) for cell in row) for row in [["cosine", *names], *rows])
 
     def figure(self, view: CosineView = "total") -> "Figure":
         """Draw the cosines.

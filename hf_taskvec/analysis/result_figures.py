@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.algebra.matrix_kinds import KINDS
-from hf_taskvec.figures import COLOURS, literal, look, styled
+from hf_taskvec.figures import COLOURS, literal, look, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 @styled()
 def heat_map_figure(names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> "Figure":
     """A heat map of correlations or cosines, with the numbers in it. Violet is negative, orange positive."""
-    from matplotlib.figure import Figure
-
     size = len(names)
     side = max(3.6, 0.85 * size + 1.8)
-    figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+    figure = new_figure((side + 0.9, side))
     axes = figure.subplots()
     image = axes.imshow(values, cmap="PuOr_r", vmin=-1, vmax=1)
     axes.set_xticks(range(size), [literal(name) for name in names], rotation=35, ha="right", rotation_mode="anchor")
@@ -48,8 +46,6 @@ def heat_map_figure(names: Sequence[str], values: Sequence[Sequence[float]], tit
 @styled()
 def parts_figure(cosines: "CosineMatrix") -> "Figure":
     """Cosines of two vectors: layers down, parts across; what lies outside the layers has a row of its own."""
-    from matplotlib.figure import Figure
-
     from hf_taskvec.algebra.parameter_names import layer_of, part_of
     from hf_taskvec.analysis.cosines import OUTSIDE
 
@@ -59,7 +55,7 @@ def parts_figure(cosines: "CosineMatrix") -> "Figure":
         cells[OUTSIDE if layer is None else str(layer), part_of(name)] = matrix[0][1]
     rows = list(cosines.by_layer)
     columns = list(dict.fromkeys(part for _, part in sorted(cells, key=lambda place: place[0] == OUTSIDE)))
-    figure = Figure(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.34 * len(rows)), layout="constrained")
+    figure = new_figure((2.6 + 0.62 * len(columns), 1.9 + 0.34 * len(rows)))
     axes = figure.subplots()
     axes.set_facecolor("0.9")  # where there is nothing to compare; white is a cosine of 0
     values = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
@@ -87,7 +83,6 @@ def _signed(value: float) -> str:
 def transfer_figure(transfer: "TransferScales", low: float, high: float, names: Sequence[str]) -> "Figure":
     """Theorem 3's region for two tasks, and the λ to try; the legend names only what is in the picture."""
     import numpy
-    from matplotlib.figure import Figure
 
     from hf_taskvec.errors import BadValueError
 
@@ -101,7 +96,7 @@ def transfer_figure(transfer: "TransferScales", low: float, high: float, names: 
     x, y = numpy.meshgrid(axis, axis)
     first, second = x * one + y * other, x * one**2 + y * other**2
     inside = (first >= needed) & (second >= needed) & (abs(x) <= most) & (abs(y) <= most)
-    figure = Figure(figsize=(6.2, 5.6), layout="constrained")
+    figure = new_figure((6.2, 5.6))
     axes = figure.subplots()
     lines: list[tuple[Any, str, str, Any]] = [
         (first, COLOURS[1], f"Σ λγ = {needed:.3g}", "--"),
@@ -135,10 +130,8 @@ def transfer_figure(transfer: "TransferScales", low: float, high: float, names: 
 @styled()
 def linearity_figure(linearity: "Linearity") -> "Figure":
     """1 − cosine and its baseline (log scale) above, the coefficient below; a column for each kind, with quartiles."""
-    from matplotlib.figure import Figure
-
     kinds = list(linearity.measures)
-    figure = Figure(figsize=(2.7 * len(kinds) + 1, 5.4), layout="constrained")
+    figure = new_figure((2.7 * len(kinds) + 1, 5.4))
     grid = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row")
     for column, kind in enumerate(kinds):
         found = linearity.measures[kind]
@@ -199,9 +192,7 @@ def layers_figure(cosines: "CosineMatrix") -> "Figure":
 
 
 def _layer_lines(layers: list[str], pairs: dict[str, list[float]], norms: dict[str, list[float]]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.4 + 0.25 * len(pairs)), layout="constrained")
+    figure = new_figure((11, 4.4 + 0.25 * len(pairs)))
     left, right = figure.subplots(1, 2)
     numbered = [i for i, layer in enumerate(layers) if layer.isdigit()]
     apart = [i for i in range(len(layers)) if i not in numbered]  # what belongs to no layer
@@ -221,10 +212,8 @@ def _layer_lines(layers: list[str], pairs: dict[str, list[float]], norms: dict[s
 
 
 def _layer_maps(layers: list[str], pairs: dict[str, list[float]], norms: dict[str, list[float]]) -> "Figure":
-    from matplotlib.figure import Figure
-
     rows = len(pairs), len(norms)
-    figure = Figure(figsize=(max(8.0, 4 + 0.3 * len(layers)), 2.6 + 0.26 * sum(rows)), layout="constrained")
+    figure = new_figure((max(8.0, 4 + 0.3 * len(layers)), 2.6 + 0.26 * sum(rows)))
     above, below = figure.subplots(2, 1, height_ratios=rows)
     colours: list[dict[str, Any]] = [{"cmap": "PuOr_r", "vmin": -1, "vmax": 1}, {"cmap": "cividis", "norm": "log"}]
     for axes, lines, style, title in zip(
@@ -271,9 +260,7 @@ def _layer_ticks(axes: Any, layers: list[str]) -> None:
 @styled()
 def ranks_figure(ranks: "StableRanks") -> "Figure":
     """Stable ranks and Frobenius norms by layer, a line for each kind; of experts the mean and the span."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = new_figure((11, 4.6))
     left, right = figure.subplots(1, 2)
     for kind in ranks.kinds:
         number = KINDS.index(kind)  # so that a kind looks the same in the figures of all vectors
@@ -308,9 +295,7 @@ def ranks_figure(ranks: "StableRanks") -> "Figure":
 @styled()
 def alignment_figure(alignment: "GradientAlignment") -> "Figure":
     """Each epoch's share of the updates' norm, and the cosines with the first epoch and with the gradient."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    figure = new_figure((9.5, 4.2))
     left, right = figure.subplots(1, 2)
     epochs = range(1, len(alignment.update_shares) + 1)
     left.bar(epochs, alignment.update_shares, color=COLOURS[1])
@@ -336,9 +321,7 @@ def alignment_figure(alignment: "GradientAlignment") -> "Figure":
 @styled()
 def epoch_gradients_figure(gradients: "EpochGradients") -> "Figure":
     """Each epoch's share of the gradients' norm, and the cosine with the first."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    figure = new_figure((9.5, 3.8))
     left, right = figure.subplots(1, 2)
     epochs = range(1, len(gradients.norms) + 1)
     left.bar(epochs, gradients.shares, color=COLOURS[1])
@@ -356,11 +339,10 @@ def epoch_gradients_figure(gradients: "EpochGradients") -> "Figure":
 @styled()
 def landscape_figure(landscape: "Landscape") -> "Figure":
     """Contours of the loss on the plane, a panel for each data set, with the three models marked."""
-    from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
 
     count = len(landscape.losses)
-    figure = Figure(figsize=(5.4 * count + 0.4, 4.8), layout="constrained")
+    figure = new_figure((5.4 * count + 0.4, 4.8))
     for axes, (name, losses) in zip(figure.subplots(1, count, squeeze=False)[0], landscape.losses.items(), strict=True):
         filled = axes.contourf(landscape.x, landscape.y, losses, levels=18, cmap="cividis")
         axes.contour(landscape.x, landscape.y, losses, levels=filled.levels, colors="white", linewidths=0.4, alpha=0.6)

@@ -6,7 +6,7 @@ from hf_taskvec import figures
 from hf_taskvec.auditing.audit_report import AuditReport
 from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
 from hf_taskvec.evaluation.scoring.metrics import METRICS
-from hf_taskvec.figures import COLOURS, literal, look
+from hf_taskvec.figures import COLOURS, literal, look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,12 +31,10 @@ def audit_figures(report: AuditReport) -> "dict[str, Figure]":
 
 def attacks_figure(report: AuditReport) -> "Figure":
     """R of every metric, before and under each attack, with its interval; the band is what counts as forgotten."""
-    from matplotlib.figure import Figure
-
     rows = [("before any attack", report.plain.verdict)]
     rows += [(finding.attack, finding.last.verdict) for finding in report.findings]
     names = list(report.criteria.judged)
-    figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
+    figure = new_figure((9, 1.6 + 0.42 * len(rows)))
     axes = figure.subplots()
     axes.axvspan(report.criteria.low, report.criteria.high, color="0.92", zorder=0)
     for mark in (0.0, 1.0):
@@ -66,11 +64,10 @@ def attacks_figure(report: AuditReport) -> "Figure":
 
 def relearning_figure(report: AuditReport) -> "Figure":
     """Rouge-L and loss of the three models against training steps, for each text that is relearnt."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     findings = [finding for finding in report.findings if finding.group == "relearn"]
-    figure = Figure(figsize=(3.6 * len(findings) + 0.6, 6.4), layout="constrained")
+    figure = new_figure((3.6 * len(findings) + 0.6, 6.4))
     grid = figure.subplots(len(_CURVES), len(findings), squeeze=False, sharex="col", sharey="row")
     for column, finding in enumerate(findings):
         for row, metric in enumerate(_CURVES):
@@ -101,12 +98,11 @@ def _curve(axes: Any, points: Any, metric: str, which: str, number: int) -> None
 
 def inside_figure(report: AuditReport) -> "Figure":
     """The logit lens of the three models over layers, and what their states cost the untouched model."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     inside = report.inside
     assert inside is not None
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = new_figure((10, 4.2))
     left, right = figure.subplots(1, 2)
     x = [view.layer for view in inside.lens]
     for number, which in enumerate(_MODELS):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _RECORD = "playground.txt"
 _LENGTH, _STRIDE, _VOCABULARY = 48, 16, 512
 _LANGUAGE = TrainingSettings(epochs=3, learning_rate=3e-3, batch_size=16)
-_BOOKS = replace(_LANGUAGE, epochs=16)
+_BOOKS = replace(_LANGUAGE, epochs=24)
 _LORA = TrainingSettings(method="lora", rank=16, epochs=6, learning_rate=1e-2, batch_size=16)
 _ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
 

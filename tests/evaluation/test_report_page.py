@@ -94,6 +94,11 @@ def test_saving_writes_the_page_beside_the_report(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text("utf-8") == report.to_html()
 
 
+def test_a_report_is_short_in_a_terminal() -> None:
+    expected = "alice (forget), looking (aligned), oz (retain); λ = 0, −0.2, −0.4, −0.6; as if never seen"
+    assert repr(full_report()) == f"UnlearningReport({expected})"
+
+
 def test_scores_are_a_table_and_a_plot_has_a_name() -> None:
     report = full_report()
     table = report.to_pandas()

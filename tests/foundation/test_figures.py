@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
-from hf_taskvec.figures import Plottable, look, render, save_figure, styled
+from hf_taskvec.figures import Plottable, look, new_figure, render, save_figure, styled
 
 
 def line() -> Figure:
@@ -70,3 +70,11 @@ def test_a_character_that_the_font_lacks_is_no_warning(recwarn: pytest.WarningsR
 
     assert render({"texts": texts})["texts.png"].startswith(b"\x89PNG")
     assert not [each for each in recwarn if "Glyph" in str(each.message)]
+
+
+def test_a_figure_draws_itself_in_a_notebook() -> None:
+    figure = new_figure((3, 2))
+    figure.subplots().plot([1, 2])
+    picture = figure._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert "pyplot" not in str(type(figure.canvas))

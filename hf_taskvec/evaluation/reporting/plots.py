@@ -13,7 +13,7 @@ from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 from hf_taskvec.evaluation.scoring.scale_choice import Choice
 from hf_taskvec.evaluation.scoring.statistics import Interval
 from hf_taskvec.evaluation.texts.books import Split
-from hf_taskvec.figures import COLOURS, literal, look
+from hf_taskvec.figures import COLOURS, literal, look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,14 +54,13 @@ def plot_files(report: UnlearningReport, only: Sequence[str] | None = None) -> d
 
 def scores_figure(report: UnlearningReport) -> "Figure":
     """Rouge-L and perplexity against λ, seen and held-out passages apart, with bands for the intervals."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
     if report.edits:
         return _edits_figure(report)
     splits: list[Split] = [s for s in ("seen", "held_out") if any(x.split == s for x in report.scores)]
     metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
-    figure = Figure(figsize=(5.2 * len(splits) + 0.6, 3.6 * len(metrics) + 0.8), layout="constrained")
+    figure = new_figure((5.2 * len(splits) + 0.6, 3.6 * len(metrics) + 0.8))
     grid = figure.subplots(len(metrics), len(splits), squeeze=False, sharex=True, sharey="row")
     for row, metric in enumerate(metrics):
         for column, split in enumerate(splits):
@@ -107,14 +106,12 @@ def scores_figure(report: UnlearningReport) -> "Figure":
 
 def forgetting_figure(report: UnlearningReport) -> "Figure":
     """R by every metric against λ, and what the kept books lost: the means on the half that chooses."""
-    from matplotlib.figure import Figure
-
     choice = report.choice
     assert choice is not None
     if report.edits:
         return _forgetting_by_edit(report, choice)
     criteria, candidates = choice.criteria, sorted(choice.candidates, key=lambda each: each.scale)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = new_figure((11, 4.6))
     left, right = figure.subplots(1, 2)
     left.axhspan(criteria.low, criteria.high, color="0.92", zorder=0)
     right.axhspan(0, criteria.retain_bound, color="0.92", zorder=0)
@@ -146,11 +143,10 @@ def forgetting_figure(report: UnlearningReport) -> "Figure":
 
 def pareto_figure(report: UnlearningReport) -> "Figure":
     """The forget books' score against each other book's, a point for each λ, the chosen one ringed."""
-    from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
 
     metric = report.metric(report.choice.criteria.headline if report.choice is not None else "rouge_l")
-    figure = Figure(figsize=(7.5, 6.2 + 0.22 * len(report.edits)), layout="constrained")
+    figure = new_figure((7.5, 6.2 + 0.22 * len(report.edits)))
     axes = figure.subplots()
     forget = [b.name for b in report.books if b.role == "forget"]
     others = [b for b in report.books if b.role != "forget" and b.seen]
@@ -212,8 +208,6 @@ def _explain_points(figure: "Figure", report: UnlearningReport) -> None:
 
 def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     """A page of texts side by side: the true continuation, the output at λ=0 and at the chosen or last λ."""
-    from matplotlib.figure import Figure
-
     chosen = report.choice.scale if report.choice is not None else None
     scale = chosen or report.scales[-1]  # if λ=0 is chosen there is no "after"
     rows = [p for book in report.books for p in _telling(report, book.name, each)]
@@ -222,7 +216,7 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
     heights = [max(cell.count("\n") + 1 for cell in row) + 2.2 for row in cells]
     line = 0.155  # inches
     total = sum(heights) * line + 1.1
-    figure = Figure(figsize=(17, total))
+    figure = new_figure((17, total), layout=None)
     axes = figure.add_axes((0.01, 0.0, 0.98, 1.0))
     axes.set_axis_off()
     axes.set_xlim(0, 4)
@@ -248,11 +242,9 @@ def samples_figure(report: UnlearningReport, each: int = 2) -> "Figure":
 
 def _edits_figure(report: UnlearningReport) -> "Figure":
     """Rouge-L and perplexity of the seen passages, an edit in each row, the gentlest first."""
-    from matplotlib.figure import Figure
-
     metrics = [info.name for info in report.metrics if info.name in ("rouge_l", "perplexity")]
     size = (4.4 * len(metrics) + _name_width(report), 0.62 * len(report.scales) + 2.0)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(size)
     panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for i, book in enumerate(report.books):
@@ -277,10 +269,8 @@ def _edits_figure(report: UnlearningReport) -> "Figure":
 
 def _forgetting_by_edit(report: UnlearningReport, choice: Choice) -> "Figure":
     """R by every metric, and what the kept books lost, an edit in each row: the means on the half that chooses."""
-    from matplotlib.figure import Figure
-
     criteria = choice.criteria
-    figure = Figure(figsize=(10 + _name_width(report), 0.55 * len(report.scales) + 2.2), layout="constrained")
+    figure = new_figure((10 + _name_width(report), 0.55 * len(report.scales) + 2.2))
     left, right = figure.subplots(1, 2, sharey=True)
     left.axvspan(criteria.low, criteria.high, color="0.92", zorder=0)
     right.axvspan(0, criteria.retain_bound, color="0.92", zorder=0)

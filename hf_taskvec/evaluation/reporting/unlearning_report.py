@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.errors import BadValueError, CorruptFileError, MissingNameError, did_you_mean
+from hf_taskvec.escaping import visible
 from hf_taskvec.evaluation.reporting.control_table import ControlTable
 from hf_taskvec.evaluation.reporting.earlier_reports import EARLIER_VERSION, upgraded
 from hf_taskvec.evaluation.reporting.report_files import (
@@ -89,7 +90,7 @@ _FORMAT = ReportFormat(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UnlearningReport:
     """What was forgotten, what was kept, and how sure we are.
 
@@ -428,6 +429,13 @@ class UnlearningReport:
         """
         pages = {REPORT_PAGE: self.to_html()}
         return save_report(self, _FORMAT, output, self.figures if plots else None, pages)
+
+    def __repr__(self) -> str:
+        books = ", ".join(f"{book.name} ({book.role})" for book in self.books)
+        edits = ", ".join(map(self.names.short, self.scales))
+        verdict = self.choice.verdict if self.choice is not None else None
+        says = "nothing was judged" if verdict is None else verdict.outcome.replace("_", " ")
+        return visible(f"UnlearningReport({books}; {self.names.noun} = {edits}; {says})")
 
     def _repr_html_(self) -> str:
         from hf_taskvec.evaluation.reporting.notebook_table import report_html

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hf_taskvec import atomic
 from hf_taskvec.experiments.multitask.results import MultitaskResults, RoundsOutcome
 from hf_taskvec.experiments.multitask.round_trace import pairs
-from hf_taskvec.figures import COLOURS, look, render, styled
+from hf_taskvec.figures import COLOURS, look, new_figure, render, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +27,7 @@ def save_plots(results: MultitaskResults, output: Path) -> None:
 
 
 def _figure(width: float, height: float, columns: int = 1, **options: Any) -> "tuple[Figure, Any]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = new_figure((width, height))
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
