@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from matrix import check_attached, check_export, check_live, check_lora, check_streamed, check_vocabulary
+from matrix.other_classes import LIVE
 from matrix.outcomes import NOT_BUILT, Outcome, Tally, judge, normalised
 from matrix.subjects import Subject
 
@@ -19,8 +20,13 @@ CHECKS: dict[str, Callable[[Subject, Tally], None]] = {
     "export": check_export.check,
 }
 
-#: those that models of other classes go through as well
+#: those that models of other classes go through as well, the second as far as `LIVE` says
 CLASS_CHECKS = ("streamed", "live")
+
+
+def checks_of_class(name: str) -> tuple[str, ...]:
+    """The checks of a class beside the causal language models."""
+    return CLASS_CHECKS if name in LIVE else CLASS_CHECKS[:1]
 
 
 def outcome(model_type: str, check: str, folder: Path) -> Outcome:

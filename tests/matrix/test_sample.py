@@ -6,8 +6,8 @@ import peft
 import pytest
 from matrix import lora_cases, make_table, results
 from matrix.cases import all_cases, run
-from matrix.checks import CHECKS, CLASS_CHECKS
-from matrix.other_classes import CLASSES, TABLES
+from matrix.checks import CHECKS, checks_of_class
+from matrix.other_classes import CLASSES
 from matrix.outcomes import CRASHED, WRONG
 from matrix.tiny_types import TYPES
 
@@ -41,13 +41,22 @@ def test_outcomes_of_the_sample_are_the_committed_ones(model_type):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_outcomes_of_other_classes_are_the_committed_ones(name):
-    keys = [(name, check) for check in CLASS_CHECKS]
+    keys = [(name, check) for check in checks_of_class(name)]
     changed = results.differences({key: run(*key) for key in keys}, results.expected()[1], keys, reasons=False)
     assert not changed, "\n".join([*changed, "If this is meant: `make test-matrix`, `make matrix-table`."])
 
 
-def test_every_table_of_auto_classes_has_some():
-    assert {table for table, _ in CLASSES.values()} == set(TABLES)
+def test_the_classes_are_all_that_the_auto_classes_give():
+    """Counted by what transformers exports: whatever its own tables name beside causal language models."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [each for name, each in vars(modeling_auto).items() if name.startswith("MODEL_FOR_") and "NAMES" in name]
+    named = {
+        name for each in mappings for names in each.values() for name in ([names] if isinstance(names, str) else names)
+    }
+    causal = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert set(CLASSES) == named - causal
+    assert len({table for table, _ in CLASSES.values()}) > 40
 
 
 @pytest.mark.parametrize("label", ["use_dora: true", "bias: all", "use_qalora: true", "use_rslora × use_dora"])

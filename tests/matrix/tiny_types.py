@@ -6,7 +6,9 @@ tell. Other fields keep their defaults, so that the model has the parts that the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCABULARY = 96
+#: a model with more parameters is not tiny, and is not built
+MOST_ELEMENTS = 30_000_000
 
 _SIZES: dict[str, Any] = {
     # width
@@ -26,18 +30,18 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(["input_embedding_size", "output_embedding_size", "backbone_hidden_size", "lru_width"], 16),
     **dict.fromkeys(["attention_hidden_size", "pronunciation_embed_dim", "shape_embed_dim"], 16),
     **dict.fromkeys(["vision_output_dim", "projector_input_dim", "projector_output_dim", "output_channels"], 16),
-    **dict.fromkeys(["output_proj_dims", "mm_embed_dim", "audio_embed_dim"], 16),
+    **dict.fromkeys(["output_proj_dims", "mm_embed_dim", "audio_embed_dim", "entity_emb_size", "d_latents"], 16),
     # depth
     **dict.fromkeys(["num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"], 2),
     **dict.fromkeys(["num_encoder_layers", "num_decoder_layers", "num_blocks", "depth", "num_global_layers"], 2),
-    **dict.fromkeys(["conf_num_hidden_layers", "num_layers_per_stack"], 2),
+    **dict.fromkeys(["conf_num_hidden_layers", "num_layers_per_stack", "layers", "num_self_attends_per_block"], 2),
     # heads
     **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"], 2),
     **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads", "num_encoder_attention_heads"], 2),
     **dict.fromkeys(["num_decoder_attention_heads", "num_key_value_heads", "num_kv_heads", "kv_n_heads"], 2),
     **dict.fromkeys(["linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "index_n_heads"], 2),
     **dict.fromkeys(["swa_num_attention_heads", "swa_num_key_value_heads", "conf_num_attention_heads"], 2),
-    **dict.fromkeys(["num_query_groups"], 2),
+    **dict.fromkeys(["num_query_groups", "num_self_attention_heads", "num_cross_attention_heads"], 2),
     **dict.fromkeys(["head_dim", "v_head_dim", "kv_channels", "attention_head_dim", "attention_head_size"], 8),
     **dict.fromkeys(["qk_nope_head_dim", "qk_rope_head_dim", "index_head_dim", "linear_head_dim", "d_kv"], 8),
     **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "swa_head_dim", "dim_head", "d_head"], 8),
@@ -75,7 +79,7 @@ _SIZES: dict[str, Any] = {
     # tokens
     **dict.fromkeys(["vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input"], VOCABULARY),
     **dict.fromkeys(["pronunciation_vocab_size", "shape_vocab_size", "codebook_size", "audio_vocab_size"], 32),
-    **dict.fromkeys(["encoder_hash_byte_group_vocab", "ngram_vocab_size_base"], 32),
+    **dict.fromkeys(["encoder_hash_byte_group_vocab", "ngram_vocab_size_base", "entity_vocab_size"], 32),
     # pictures and sounds
     **dict.fromkeys(["image_size", "crop_size"], 28),
     "patch_size": 14,
@@ -85,6 +89,10 @@ _SIZES: dict[str, Any] = {
     "vector_quantization_hidden_dimension": 8,
     "num_codebooks": 2,
 }
+
+#: widths of stages, of which every number hangs on the others
+_QUARTERED = ("hidden_sizes", "embed_dim", "embed_dims", "encoder_hidden_sizes", "neck_hidden_sizes")
+_DEPTHS = ("depths", "depth", "encoder_depths")
 
 _TOKENS = {
     "pad_token_id": 0,
@@ -117,6 +125,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "convnext": {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "distilbert": {"dim": 16, "hidden_dim": 32},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.25},
     "funnel": {"pad_token_id": None},  # as youtu's
     "gemma4": {"text_config.global_head_dim": 8},
     "gemma4_assistant": {
@@ -132,6 +141,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hubert": {"conv_dim": (8,) * 7, "num_conv_pos_embedding_groups": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kosmos-2": {"text_config.pad_token_id": None},  # as youtu's
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4},
     "mimo_v2_flash": {
@@ -161,10 +171,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 RESET_BY_LOADING = {"zaya": "balancing_biases"}
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
-    """The type's config, made small."""
+def tiny_config(model_type: str, shallow: bool = False) -> PreTrainedConfig:
+    """The type's config, made small; `shallow` makes only what can be of any number small: layers, tokens."""
     config = CONFIG_MAPPING[model_type]
-    settings = _small(config)
+    settings = _small(config, shallow)
     for path, value in EXCEPTIONS.get(model_type, {}).items():
         *parents, name = path.split(".")
         inner = settings
@@ -174,35 +184,69 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     return config(**settings)
 
 
-def _small(config: type[PreTrainedConfig]) -> dict[str, Any]:
+def _small(config: type[PreTrainedConfig], shallow: bool = False) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     tokens = VOCABULARY
+    whole = _defaults(config)
     for field in dataclasses.fields(config):
-        if (nested := _nested(config, field.name)) is not None:
-            settings[field.name] = _small(nested)
-        elif field.name in _SIZES and not (isinstance(field.default, bool | str) or field.default == 0):
-            settings[field.name] = _SIZES[field.name]
-        elif field.name in _TOKENS:
-            settings[field.name] = _TOKENS[field.name]
-        elif field.name.endswith(("_token_id", "_token_index")) and isinstance(field.default, int):
+        name, default = field.name, whole.get(field.name, field.default)
+        is_size = name in _SIZES and not (isinstance(default, bool | str) or default == 0)
+        if name in config.sub_configs:
+            if (nested := _nested(config, name)) is not None:
+                settings[name] = {
+                    **({"model_type": nested.model_type} if nested.model_type else {}),
+                    **_small(nested, shallow),
+                }
+            elif isinstance(default, PreTrainedConfig):  # a backbone, with the widths that the whole expects
+                settings[name] = {**default.to_dict(), **_shorter(vars(default))}
+        elif isinstance(default, list | tuple):
+            settings |= _shorter({name: default}) if shallow else _smaller_stages(name, default)
+        elif is_size and (not shallow or (_SIZES[name] in (2, VOCABULARY) and "head" not in name)):
+            settings[name] = _SIZES[name]
+        elif name in _QUARTERED and isinstance(default, int) and not shallow:
+            settings[name] = max(8, default // 4)
+        elif name in _TOKENS:
+            settings[name] = _TOKENS[name]
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(field.default, int):
             tokens -= 1
-            settings[field.name] = tokens
+            settings[name] = tokens
     return {**settings, **_layer_kinds(config)}
 
 
+def _shorter(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer in each stage, for types that list how many each stage has."""
+    return {n: [1] * len(each) for n, each in fields.items() if n in _DEPTHS and isinstance(each, list | tuple)}
+
+
+def _smaller_stages(name: str, default: Sequence[Any]) -> dict[str, Any]:
+    """What a type lists for its stages: a quarter of their widths, one layer in each; pictures of its own form."""
+    if name in _QUARTERED:
+        return {name: [each // 4 for each in default]}
+    if name in ("image_size", "patch_size") and len(default) == 2:
+        return {name: [_SIZES[name]] * 2}
+    return _shorter({name: default})
+
+
 def _nested(config: type[PreTrainedConfig], name: str) -> type[PreTrainedConfig] | None:
+    """The class of a config inside another; None if there is none of its own, or it may be of any type."""
     nested = config.sub_configs.get(name)
     if nested is None or issubclass(nested, PreTrainedConfig):
         return nested
-    return CONFIG_MAPPING[config.sub_configs_defaults[name].model_type]  # `AutoConfig`
+    model_type = config.sub_configs_defaults[name].model_type  # `AutoConfig`
+    return None if model_type is None else CONFIG_MAPPING[model_type]
+
+
+def _defaults(config: type[PreTrainedConfig]) -> dict[str, Any]:
+    """What the fields are if nothing is said; nothing for a type whose defaults do not fit together."""
+    try:
+        return vars(config())
+    except (StrictDataclassError, ValueError):
+        return {}
 
 
 def _layer_kinds(config: type[PreTrainedConfig]) -> dict[str, Any]:
     """One layer of each kind, for types that list the kinds of their layers; two layers at least."""
-    try:
-        whole = vars(config())
-    except StrictDataclassError:  # some defaults do not fit together
-        return {}
+    whole = _defaults(config)
     names = [field.name for field in dataclasses.fields(config)]
     lists = {name: whole[name] for name in names if isinstance(whole.get(name), list) and whole[name]}
     kinds = {
@@ -220,10 +264,28 @@ def build(row: str, seed: int = 0) -> PreTrainedModel:
     """A tiny model as transformers starts it, before anything is trained: of a causal type, or of another class."""
     torch.manual_seed(seed)
     transformers.logging.set_verbosity_error()
-    if row in CLASSES:
-        _, model_type = CLASSES[row]
-        return getattr(transformers, row)._from_config(tiny_config(model_type)).eval()
-    return AutoModelForCausalLM.from_config(tiny_config(row)).eval()
+    if row not in CLASSES:
+        return AutoModelForCausalLM.from_config(tiny_config(row)).eval()
+    _, model_type = CLASSES[row]
+    try:
+        return _of_class(row, tiny_config(model_type))
+    except Exception as first:  # some numbers of the type hang on others
+        try:
+            return _of_class(row, tiny_config(model_type, shallow=True))
+        except Exception:
+            raise first from None
+
+
+def _of_class(name: str, config: PreTrainedConfig) -> PreTrainedModel:
+    made = getattr(transformers, name)
+    if not isinstance(config, made.config_class):  # a part of the type's model
+        parts = [getattr(config, each) for each in config.sub_configs]
+        config = next((each for each in parts if isinstance(each, made.config_class)), config)
+    with torch.device("meta"):
+        size = sum(each.numel() for each in made._from_config(copy.deepcopy(config)).parameters())
+    if size > MOST_ELEMENTS:
+        raise ValueError(f"no tiny one was found: {size} parameters")
+    return made._from_config(config).eval()
 
 
 def inputs(model: PreTrainedModel) -> dict[str, Any]:
