@@ -62,6 +62,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def outside(found: re.Match[str]) -> str:
         picture, text, target = found.groups()
+        if target.endswith(".ipynb") and "/" in target:  # a page shows it
+            return f"[{text}]({target.removesuffix('.ipynb')}.md)"
         path = (here / target.partition("#")[0]).resolve()
         inside = path.is_relative_to(ROOT / "docs") and files.get_file_from_path(str(path.relative_to(ROOT / "docs")))
         if picture or inside or not path.exists():  # what does not exist is for mkdocs to complain about

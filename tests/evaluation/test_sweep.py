@@ -174,16 +174,19 @@ def test_the_json_comes_back_equal_and_is_plain(report, tmp_path):
     assert b"</svg>" in (tmp_path / "scores.svg").read_bytes()
 
 
-def test_the_table_has_lambda_across_and_books_down_with_drops_in_brackets(report):
-    text = report.to_markdown()
-    lines = text.splitlines()
-    head = lines.index("| book | λ = 0 | λ = −0.5 | λ = −1 |")
-    assert [line.split(" | ")[0] for line in lines[head + 2 : head + 4]] == ["| lamps", "| boats"]
+def test_tables_have_lambda_across_and_books_down_with_intervals_in_a_second_one(report):
+    lines = report.to_markdown().splitlines()
+    heads = [number for number, line in enumerate(lines) if line == "| book | λ = 0 | λ = −0.5 | λ = −1 |"]
     score = report.score("lamps", -1.0)
-    cell = lines[head + 2].split(" | ")[3]
+    plain, whole = (lines[head + 2 : head + 4] for head in heads[:2])
+    for rows in (plain, whole):
+        assert [line.split(" | ")[0] for line in rows] == ["| lamps", "| boats"]
+    assert plain[0].removesuffix(" |").split(" | ")[3] == f"{score.value.value:.3f}"
+    assert lines[heads[1] - 2] == "<details><summary>With intervals and changes</summary>"
+    cell = whole[0].split(" | ")[3]
     assert f"{score.value.value:.4f}" in cell
     assert f"({100 * score.relative.value:+.2f} %".replace("-", "−") in cell
-    assert "[" in lines[head + 2].split(" | ")[1]
+    assert "[" in whole[0].split(" | ")[1] and "[" not in plain[0]
 
 
 def test_a_notebook_shows_books_and_scores_with_the_chosen_lambda_marked(three):

@@ -45,21 +45,29 @@ def report_markdown(report: UnlearningReport) -> str:
     ]
     for split, words in _SPLITS.items():
         if any(score.split == split for score in report.scores):
-            parts.append(f"## Rouge-L, {words}\n\n{score_table(report, 'rouge_l', split)}")
+            parts.append(f"## Rouge-L, {words}\n\n{_both_tables(report, 'rouge_l', split)}")
     if report.tests:
         parts.append(_tests(report))
     parts.append("## Health\n\nTells forgetting from breaking; on all seen passages.")
     measured = {info.name for info in report.metrics}
     health = [name for name in _HEALTH if name in measured]
-    parts += [f"### {report.metric(name).title}\n\n{score_table(report, name, 'seen')}" for name in health]
+    parts += [f"### {report.metric(name).title}\n\n{_both_tables(report, name)}" for name in health]
     parts.append("## Memory, further measures (seen passages)")
     shown = ("rouge_l", "perplexity")
     further = [m for m in report.metrics if m.kind == "memory" and m.name not in shown]
-    parts += [f"### {m.title or m.name}\n\n{score_table(report, m.name, 'seen')}" for m in further]
+    parts += [f"### {m.title or m.name}\n\n{_both_tables(report, m.name)}" for m in further]
     if report.membership:
         parts.append(_membership(report))
     parts += [_leaks(report), _definitions(report)]
     return "\n\n".join(parts) + "\n"
+
+
+def _both_tables(report: UnlearningReport, metric: str, split: Split = "seen") -> str:
+    """One number a cell; then, folded, the same with intervals and changes."""
+    rows = {b.name: _cells(report, b.name, metric, split, plain=True) for b in report.books}
+    plain = _table(_heads(report), rows, turned=bool(report.edits))
+    whole = score_table(report, metric, split)
+    return f"{plain}\n\n<details><summary>With intervals and changes</summary>\n\n{whole}\n\n</details>"
 
 
 def score_table(report: UnlearningReport, metric: str = "rouge_l", split: Split = "seen") -> str:
@@ -143,15 +151,19 @@ def _table(
     return "\n".join([head, rule, *body])
 
 
-def _cells(report: UnlearningReport, book: str, metric: str, split: Split) -> dict[str, str]:
+def _cells(report: UnlearningReport, book: str, metric: str, split: Split, plain: bool = False) -> dict[str, str]:
     wanted = (book, metric, split)
-    cells = {}
+    cells, info = {}, report.metric(metric)
+
+    def shown(score: Score | ReferenceScore) -> str:
+        return format_number(score.value.value, min(info.digits, 3)) if plain else _cell(score, info)
+
     for score in report.scores:
         if (score.book, score.metric, score.split) == wanted:
-            cells[report.names.head(score.scale)] = _cell(score, report.metric(metric))
+            cells[report.names.head(score.scale)] = shown(score)
     for other in report.reference_scores:
         if (other.book, other.metric, other.split) == wanted:
-            cells[reference_head(other.reference)] = _cell(other, report.metric(metric))
+            cells[reference_head(other.reference)] = shown(other)
     return cells
 
 
