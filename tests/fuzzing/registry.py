@@ -26,6 +26,7 @@ EXEMPT = {
     "hf_taskvec.algebra.token_rows:unquoted": "texts that the schema of a record has checked, letter by letter",
     "hf_taskvec.cli.requantised:requantised_totals": "the record that the command wrote just before",
     "hf_taskvec.evaluation.benchmarks.data_sources:_load": "datasets reads it; each value of its rows is checked after",
+    "hf_taskvec.evaluation.reporting.report_page:_file": "a file of this package",
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",
     "hf_taskvec.models.distributed_checkpoint:DistributedFiles.map_of": _DISTRIBUTED,
