@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, CorruptFileError, UnsupportedError
 from hf_taskvec.filenames import ADAPTER_CONFIG
 from hf_taskvec.json_files import read_json
 
@@ -49,6 +49,7 @@ def max_lora_rank(adapter: str | Path) -> int:
 
     Raises:
         `UnsupportedError`: If the adapter's rank is larger than all of them.
+        `CorruptFileError`: If the folder holds no LoRA adapter's config.
 
     Example:
         >>> low_rank.to_adapter("adapter", serve="vllm")  # doctest: +SKIP
@@ -56,7 +57,11 @@ def max_lora_rank(adapter: str | Path) -> int:
 
     """
     config: dict[str, Any] = read_json(Path(adapter) / ADAPTER_CONFIG)
-    rank = max([int(config["r"]), *(int(each) for each in (config.get("rank_pattern") or {}).values())])
+    pattern = config.get("rank_pattern") or {}
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [None])]
+    if not all(isinstance(each, int) and each > 0 for each in ranks):
+        raise CorruptFileError(f"{ADAPTER_CONFIG} names no ranks: it is not that of a LoRA adapter.")
+    rank = max(ranks)
     check_served_rank("vllm", rank)
     return next(each for each in _RANKS if each >= rank)
 

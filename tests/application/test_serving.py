@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector
 from hf_taskvec.application.serving import max_lora_rank, serving_command
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, CorruptFileError, UnsupportedError
 
 Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
 
@@ -118,3 +118,16 @@ def test_vllms_own_helper_takes_what_is_written(models: TinyModels, tmp_path: Pa
     whole = mixed.compress(rank=2).to_adapter(tmp_path / "whole", base=base, dense="save")
     with pytest.raises(ValueError, match="modules_to_save"):
         helper.from_local_dir(str(whole), 2048).validate_legal(types.SimpleNamespace(max_lora_rank=8))
+
+
+def test_a_config_without_ranks_is_refused(tmp_path: Path) -> None:
+    for text in (
+        '{"r": "8"}',
+        '{"r": 0}',
+        "{}",
+        '{"r": 8, "rank_pattern": {"fc1": null}}',
+        '{"r": 8, "rank_pattern": 3}',
+    ):
+        (tmp_path / "adapter_config.json").write_text(text)
+        with pytest.raises(CorruptFileError, match="names no ranks"):
+            max_lora_rank(tmp_path)

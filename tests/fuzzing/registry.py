@@ -21,6 +21,7 @@ _TRANSFORMERS = "transformers reads it, from a folder whose config and weights w
 _DISTRIBUTED = "damaged at random in tests/models/test_distributed_checkpoint.py"
 #: `module:function` that reads a file, or a text of one, without a target
 EXEMPT = {
+    "hf_taskvec.application.serving:max_lora_rank": "two fields, each of which must be a rank",
     "hf_taskvec.application.peft_loading:check_loads": "PEFT reads what was written just before",
     "hf_taskvec.algebra.token_rows:token_row": "a name that begins and ends as ours do; any other text is no row",
     "hf_taskvec.algebra.token_rows:unquoted": "texts that the schema of a record has checked, letter by letter",
