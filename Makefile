@@ -7,7 +7,7 @@ WORKERS ?= 2
 # of a file share is made by one worker, not by all.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-fuzz test-mergekit quality bench clean test-matrix matrix-table docs docs-serve
+.PHONY: demo test test-slow test-fuzz test-mergekit test-lowest quality bench clean test-matrix matrix-table docs docs-serve
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -54,6 +54,21 @@ docs-serve: .venv/docs-ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
+# The lowest version of every range in pyproject.toml, in a virtual environment of its own (gigabytes: torch's own build
+# for CUDA), and tests that use all of it; some minutes.
+test-lowest: .venv-lowest/ready
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -p no:cacheprovider tests/training/test_finetuning.py \
+	  tests/training/test_trainer_callback.py tests/application/test_to_checkpoint.py tests/files/test_vector_format.py \
+	  tests/algebra/test_sums.py tests/algebra/test_elementwise.py tests/merging/test_sparse_rules.py \
+	  tests/evaluation/test_sweep.py
+
+.venv-lowest/ready: pyproject.toml tests/lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
+	  -e ".[plots]" -r tests/lowest.txt
+	touch $@
+
 .venv-mergekit/ready: constraints.txt
 	$(PYTHON) -m venv .venv-mergekit
 	.venv-mergekit/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 mergekit==0.1.5
@@ -65,4 +80,4 @@ docs-serve: .venv/docs-ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mergekit outputs
+	rm -rf .venv .venv-mergekit .venv-lowest outputs

@@ -110,7 +110,9 @@ def apply(
         raise OutputError("the output folder is the base's own folder. Choose another.")
     beside = companions(checkpoint.folder)
     placed = place_rows(scaled, checkpoint, tokenizer, token)
-    check_fits(placed.vector, checkpoint, strict_base, may_grow=True)
+    # At λ = 0 nothing is left to be written, but the vector must fit all the same.
+    whole = placed if scaled else place_rows(vector, checkpoint, tokenizer, token)
+    check_fits(whole.vector, checkpoint, strict_base, may_grow=True)
     choice = check_choice(requantise, checkpoint, out_dtype)
     files = plan_output(placed, checkpoint, out_dtype, max_shard_size, choice)
     config = output_config(checkpoint, files, out_dtype, choice)

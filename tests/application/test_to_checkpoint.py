@@ -334,7 +334,9 @@ def test_an_output_that_is_refused_is_refused_in_all_processes(models, tmp_path)
     script = tmp_path / "script.py"
     script.write_text(_REFUSED)
     printed = launch.succeed(script, pair.base, pair.tuned, tmp_path / "out", processes=2)
-    assert sorted(printed.split()) == sorted(["OutputError", "True", "BadValueError", "True"])
+    # torch 2.10 prints a line of gloo's own.
+    words = [word for line in printed.splitlines() if not line.startswith("[Gloo]") for word in line.split()]
+    assert sorted(words) == sorted(["OutputError", "True", "BadValueError", "True"])
 
 
 # Killed, interrupted, out of disk space.
