@@ -21,7 +21,7 @@ test-slow: .venv/ready
 test-fuzz: .venv/ready
 	$(BIN)/python tests/fuzzing/run.py
 
-# Every model type and LoRA option, about half an hour; an interrupted run goes on where it was.
+# Every model type, class and LoRA option, about an hour; an interrupted run goes on where it was.
 test-matrix: .venv/ready
 	$(PYTEST) -m matrix tests/matrix
 
