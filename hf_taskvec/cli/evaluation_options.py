@@ -42,6 +42,12 @@ ModelDtypeOption = Annotated[str, typer.Option("--dtype", help="What the model c
 BlockWordsOption = Annotated[
     int, typer.Option("--block-words", metavar="WORDS", min=10, help="Held out together, about.")
 ]
+UtilityOption = Annotated[
+    list[str] | None, typer.Option("--utility", metavar="TASK", help="A task of lm-eval, asked at each λ: arc_easy, …")
+]
+UtilityLimitOption = Annotated[
+    int | None, typer.Option("--utility-limit", metavar="N", min=1, help="Of each task, the first N documents.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of split, intervals and choice.")]
 
 #: what is typed for the vector's own base

@@ -45,6 +45,8 @@ from hf_taskvec.cli.evaluation_options import (
     RetainOption,
     SeedOption,
     UnseenOption,
+    UtilityLimitOption,
+    UtilityOption,
     chosen_protocol,
     evaluation_dry_run,
     held_out_share,
@@ -88,6 +90,8 @@ def sweep_command(
     fields: ProtocolFieldsOption = None,
     block_words: BlockWordsOption = 1000,
     dtype: ModelDtypeOption = "float32",
+    utility: UtilityOption = None,
+    utility_limit: UtilityLimitOption = None,
     batch_size: BatchSizeOption = None,
     seed: SeedOption = 0,
     dry_run: DryRunOption = False,
@@ -102,6 +106,7 @@ def sweep_command(
     taskvec sweep me/books-model --vector hp1=hp1 --vector pp=pp --edit "-0.9*hp1 + 0.5*pp" …
     """
     from hf_taskvec.evaluation.scoring.metrics import METRICS
+    from hf_taskvec.evaluation.utility import check_lm_eval, lm_eval_metric
 
     swept = swept_change(given, scales, vectors, edits, grids)
     criteria = chosen_criteria(
@@ -115,6 +120,8 @@ def sweep_command(
         margin=margin,
     )
     criteria.check(METRICS.values(), METRICS)  # before a model is loaded
+    if utility:
+        check_lm_eval()
     books = load_books(
         {"forget": forget, "retain": retain, "aligned": aligned, "unseen": unseen},
         held_out=held_out_share(all_seen, held_out),
@@ -134,6 +141,7 @@ def sweep_command(
         sizes |= {path: others[book].nbytes for book, path in paths.items()}
         more = f"for the controls the seen passages are asked {2 + len(others)} more times, at one λ"
         notes = [more] if controls else []
+        notes += [f"lm-eval asks {', '.join(utility)} at each of them"] if utility else []
         notes += [f"{len(named)} edits are compared: {'; '.join(named)}"] if named else []
         return evaluation_dry_run(swept.model, sizes, never_saw, output, token, notes).show(json)
     from hf_taskvec.evaluation import sweep, with_controls
@@ -153,6 +161,7 @@ def sweep_command(
         output=output,
         batch_size=batch_size,
         criteria=criteria,
+        utility=lm_eval_metric(utility, tokenizer, limit=utility_limit) if utility else None,
         seed=seed,
         merge=not attach,
     )

@@ -8,6 +8,7 @@
 `sweeping.py` does all three: `sweep(model, vector, scales, books)`, or `sweep(model, edits, None, books)` to compare
 whole edits, such as those of `edit_grid`. `compare_seeds` and `edit_table` put the reports of several seeds together.
 `metric_sweep.py` gives what a metric of your own says at each λ, of a model of any class: `score_scales`.
+`utility.py` asks lm-evaluation-harness's tasks at each λ: `sweep(utility=["arc_easy"])`, `lm_eval_metric`.
 `controls.py` asks whether it was this vector that forgot this book: `run_controls(model, vector, scale, books)`, or
 `with_controls(report, model, vector, books)` after a sweep. Imports point from there down to the texts, never back.
 `benchmarks/` asks what others ask: `load_benchmark("muse/books")`, then `run_benchmark(benchmark, model)`.
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from hf_taskvec.evaluation.texts.books import Book, load_book
     from hf_taskvec.evaluation.texts.leaks import LeakReport, check_leaks
     from hf_taskvec.evaluation.texts.passages import Passage
+    from hf_taskvec.evaluation.utility import lm_eval_metric
 
 _HOMES = {
     "AnsweredPassage": "scoring.metrics",
@@ -83,6 +85,7 @@ _HOMES = {
     "edit_line": "edit_families",
     "edit_simplex": "edit_families",
     "edit_table": "reporting.edit_table",
+    "lm_eval_metric": "utility",
     "load_benchmark": "benchmarks.named_benchmarks",
     "load_book": "texts.books",
     "protocols": "texts",
@@ -122,6 +125,7 @@ __all__ = [
     "edit_line",
     "edit_simplex",
     "edit_table",
+    "lm_eval_metric",
     "load_benchmark",
     "load_book",
     "protocols",

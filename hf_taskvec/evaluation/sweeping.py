@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hf_taskvec.algebra.task_vector import TaskVector
     from hf_taskvec.evaluation.asking.batched_asking import Asked
     from hf_taskvec.evaluation.asking.scalable_edits import ScalableEdit
+    from hf_taskvec.evaluation.utility import Utility
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "rapidfuzz", "nltk")
 
@@ -61,6 +62,7 @@ def sweep(
     likelihood: bool = True,
     criteria: Criteria | None = None,
     own_metrics: Sequence[Metric | str] = (),
+    utility: "Utility | None" = None,
     split_followed: bool | None = None,
     resamples: int = 2000,
     level: float = 0.95,
@@ -114,6 +116,10 @@ def sweep(
         own_metrics (`Sequence[Metric]`, *optional*):
             Metrics of your own, measured on every passage, or the names of those that other packages add. `criteria`
             may name them.
+        utility (`Sequence[str]` or `Callable`, *optional*):
+            Abilities that no book measures, at each λ and of each reference: names of lm-evaluation-harness's tasks,
+            `["arc_easy", "lambada_openai"]`, or a function from a live model to scores by name, such as that of
+            `lm_eval_metric(tasks, limit=200)`. Every process asks all of it.
         split_followed (`bool`, *optional*):
             Whether the model's training left out what the books hold out. Found in the model's training record without
             it. It counts only where there is neither a `reference` nor text of the role `"unseen"`: then held-out
@@ -137,6 +143,7 @@ def sweep(
     Raises:
         `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
         `MissingNameError`: If there is no such protocol or metric.
+        `UnsupportedError`: If tasks of lm-eval are named, and it is not installed.
         `OutputError`: If `output` or `store` cannot be written; before any work.
         `MismatchError`: If the processes of a launch hold different weights, the vector does not fit the model, or the
             tokenizer gives ids that a model does not have.
@@ -153,6 +160,7 @@ def sweep(
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, store_folder
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
+    from hf_taskvec.evaluation.utility import utility_metric, utility_scores
     from hf_taskvec.models.loading import tokenizer_of
 
     begin = time.perf_counter()
@@ -174,6 +182,7 @@ def sweep(
         ensure_writable(Path(output))
         ensure_matplotlib()
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
+    able = None if utility is None else utility_metric(utility, tokenizer, batch_size)
     passages, left_out = find_all_passages(books, protocol, tokenizer)
     for each in (model, *others.values()):  # before any of them is asked
         tokenize_passages(passages, protocol, tokenizer, each.config)
@@ -194,6 +203,7 @@ def sweep(
     with _on_model(scaled, model, merge) as edit:
         fingerprint = edit.fingerprint
         own = asking(model, edit, scales, label="batches")
+        abilities = () if able is None else utility_scores(able, model, edit, scales, others, draws, progress)
     compared = {name: asking(other, NoEdit(), (0.0,), label=f"batches of {name}") for name, other in others.items()}
 
     results = _results(own, scales, compared, protocol, likelihood, added)
@@ -264,6 +274,7 @@ def sweep(
             halved_batches=sum(work.halvings for work in works),
         ),
         edits=edits,
+        utility=abilities,
     )
     if output is not None and state.is_main_process:
         report.save(output)

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_taskvec import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError
-from hf_taskvec.evaluation import score_scales
-from hf_taskvec.integrations import TaskVectorLM, lm_eval_metric, register_lm_eval
+from hf_taskvec.evaluation import lm_eval_metric, score_scales
+from hf_taskvec.integrations import TaskVectorLM, register_lm_eval
 
 TASK = """
 task: lamps

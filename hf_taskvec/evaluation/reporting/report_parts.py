@@ -89,6 +89,33 @@ class ReferenceScore:
 
 
 @dataclass(frozen=True)
+class UtilityScore:
+    """What an ability that no book measures is, at one λ or of one reference model.
+
+    Args:
+        metric (`str`):
+            Such as `"arc_easy/acc"`.
+        scale (`float`, *optional*):
+            λ, or the number of an edit.
+        reference (`str`, *optional*):
+            The reference model, where it is no λ.
+        n (`int`):
+            Of how many documents the score is the mean; 0 if it is no mean, or nobody knows. Then it has no interval.
+        value (`Interval`):
+            The score.
+        difference (`Interval`):
+            Compared with λ=0, on the same documents.
+    """
+
+    metric: str
+    scale: float | None
+    reference: str | None
+    n: int
+    value: Interval
+    difference: Interval
+
+
+@dataclass(frozen=True)
 class Membership:
     """How well Min-K % tells the seen passages of a book from unseen ones, at one λ.
 

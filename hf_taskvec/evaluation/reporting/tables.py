@@ -58,6 +58,8 @@ def report_markdown(report: UnlearningReport) -> str:
     parts += [f"### {m.title or m.name}\n\n{_both_tables(report, m.name)}" for m in further]
     if report.membership:
         parts.append(_membership(report))
+    if report.utility:
+        parts.append(_utility(report))
     parts += [_leaks(report), _definitions(report)]
     return "\n\n".join(parts) + "\n"
 
@@ -223,6 +225,21 @@ def _membership(report: UnlearningReport) -> str:
         "it with the first reference's, or with chance: below 0 the book is still known, above 0 conspicuously avoided."
     )
     return f"## Membership\n\n{note}\n\n{_table(_heads(report), rows, turned=bool(report.edits))}"
+
+
+def _utility(report: UnlearningReport) -> str:
+    rows: dict[str, dict[str, str]] = {}
+    for found in report.utility:
+        head = report.names.head(found.scale) if found.scale is not None else reference_head(found.reference or "")
+        text = format_interval(found.value, 3)
+        if found.scale != 0:
+            text += f"<br>({format_interval(found.difference, 3, sign=True)})"
+        rows.setdefault(found.metric, {})[head] = text
+    note = (
+        "Abilities that no book measures. Square brackets: bootstrap intervals over documents, where a score is the "
+        "mean of theirs. Round brackets: the difference from the untouched model on the same documents."
+    )
+    return f"## Utility\n\n{note}\n\n{_table(_heads(report), rows, 'task', turned=bool(report.edits))}"
 
 
 def _tests(report: UnlearningReport) -> str:

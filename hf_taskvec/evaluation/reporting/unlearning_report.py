@@ -26,6 +26,7 @@
   `verdict` (relative forgetting by every metric, membership, what the kept books lost) and the `tests` at that λ.
 - `theory`: task correlations, the λ that theory recommends for them, and how good that was; null if nobody asked.
 - `controls`: what noise and other books' vectors do at the judged λ; null if nobody asked. See `ControlTable`.
+- `utility`: abilities that no book measures, at each λ and of each reference; empty if nobody asked.
 - `passages`: prompt, true answer, and for each λ and each reference the output and all values.
 - `settings`: seed, level and number of resamples and permutations, the batch plan.
 - `versions`: of Python and the libraries.
@@ -59,6 +60,7 @@ from hf_taskvec.evaluation.reporting.report_parts import (
     Score,
     Settings,
     Timing,
+    UtilityScore,
 )
 from hf_taskvec.evaluation.reporting.theory_verdict import Judgement, Theory, judge_scale
 from hf_taskvec.evaluation.scoring.criteria import Criteria
@@ -86,7 +88,7 @@ _FORMAT = ReportFormat(
     noun="report",
     maker="sweep",
     upgrades={EARLIER_VERSION: upgraded},
-    later={"theory": None, "controls": None, "edits": []},
+    later={"theory": None, "controls": None, "edits": [], "utility": []},
 )
 
 
@@ -143,6 +145,8 @@ class UnlearningReport:
             What noise and the vectors of other books do at the judged λ; `None` unless it was asked.
         edits (`tuple` of `EditInfo`, *optional*):
             The edits, if edits were compared and not values of λ; the gentlest first.
+        utility (`tuple` of `UtilityScore`, *optional*):
+            Abilities that no book measures, at each λ and of each reference; empty unless it was asked.
 
     Example:
         >>> report = sweep(model, vector, [0, -0.5, -1], books, output="out/")  # doctest: +SKIP
@@ -176,6 +180,7 @@ class UnlearningReport:
     theory: Theory | None = None
     controls: ControlTable | None = None
     edits: tuple[EditInfo, ...] = ()
+    utility: tuple[UtilityScore, ...] = ()
 
     @property
     def names(self) -> EditNames:

@@ -358,6 +358,21 @@
     fill(box.querySelector("table"), ["change", ...table.books.map((book) => `${book.name} (${book.role})`)], rows);
   }
 
+  function utility() {
+    if (!report.utility.length) return;
+    const box = $("utility"), tasks = [...new Set(report.utility.map((s) => s.metric))];
+    box.hidden = false;
+    const heads = [...report.scales.map((scale) => (named ? "" : "λ = ") + short(scale)), ...report.references.map((info) => info.name)];
+    const at = (s) => (s.scale !== null ? report.scales.indexOf(s.scale) : report.scales.length + report.references.findIndex((info) => info.name === s.reference));
+    const cell = (s) => `${number(s.value.value, 3)}${s.scale === 0 ? "" : ` (${number(s.difference.value, 3, true)})`}`;
+    const rows = tasks.map((task) => {
+      const cells = heads.map(() => "–");
+      for (const s of report.utility) if (s.metric === task) cells[at(s)] = cell(s);
+      return [task, ...cells];
+    });
+    fill(box.querySelector("table"), ["task", ...heads], rows);
+  }
+
   function audited() {
     if (!audit) return;
     const box = $("audit");
@@ -405,7 +420,7 @@
   }
 
   function start() {
-    for (const section of document.querySelectorAll(".needs-script")) if (section.id !== "controls" && section.id !== "audit") section.hidden = false;
+    for (const section of document.querySelectorAll(".needs-script")) if (!["controls", "audit", "utility"].includes(section.id)) section.hidden = false;
     if (named) $("scale-noun").textContent = "Edit";
     const slider = $("scale");
     slider.min = 0; slider.max = order.length - 1;
@@ -426,7 +441,7 @@
     $("after").addEventListener("click", () => { state.page++; passages(); });
     $("save-json").addEventListener("click", () => download("report.json", "application/json", JSON.stringify(report, null, 1) + "\n"));
     $("save-csv").addEventListener("click", () => download("scores.csv", "text/csv", csv()));
-    reasons(); controls(); audited(); about(); show();
+    reasons(); utility(); controls(); audited(); about(); show();
   }
 
   start();
