@@ -7,7 +7,7 @@ WORKERS ?= 2
 # of a file share is made by one worker, not by all.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-fuzz test-mergekit test-lowest quality bench clean test-matrix matrix-table docs docs-serve
+.PHONY: demo test test-slow test-fuzz test-mergekit test-lowest quality bench clean test-matrix matrix-table docs docs-serve space
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -52,6 +52,14 @@ docs-serve: .venv/docs-ready
 
 .venv/docs-ready: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+# The Space on this machine, with tiny models: open the address that it prints.
+space: .venv/space-ready
+	$(BIN)/python recipes/space/app.py --play outputs/space
+
+.venv/space-ready: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plots,space]"
 	touch $@
 
 # The lowest version of every range in pyproject.toml, in a virtual environment of its own (gigabytes: torch's own build

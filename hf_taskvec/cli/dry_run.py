@@ -65,7 +65,7 @@ def _size(nbytes: int | None, how: str = "") -> str:
     return "size not known before" if nbytes is None else how + file_size(nbytes)
 
 
-def weights_size(where: str, token: str | None = None) -> int | None:
+def weights_size(where: str, token: str | bool | None = None) -> int | None:
     """The bytes of the weights of a folder or a Hub repository; nothing is downloaded."""
     return sum(size for name, size in _files(where, token) if name.endswith((".safetensors", ".bin")))
 
@@ -75,7 +75,7 @@ def copied_size(model: str, token: str | None = None) -> int:
     return sum(size for _, size in _files(model, token)) + _RECORDS
 
 
-def _files(where: str, token: str | None) -> list[tuple[str, int]]:
+def _files(where: str, token: str | bool | None) -> list[tuple[str, int]]:
     folder = Path(where)
     if folder.is_dir():
         return [(path.name, path.stat().st_size) for path in folder.iterdir() if path.is_file()]
