@@ -3,6 +3,7 @@
     python tests/benchmarks/seeds_forget.py --model FOLDER_OF_STORIES15M \\
         --books oz=wizard.txt,land.txt,pride.txt alice=alice.txt,glass.txt,pride.txt land=land.txt,wizard.txt,glass.txt
     python tests/benchmarks/seeds_forget.py ... --ways lora                     # from LoRA vectors of rank 32
+    python tests/benchmarks/seeds_forget.py ... --adapters                      # where all models are LoRA fine-tunes
     python tests/benchmarks/seeds_forget.py ... --shares 0.1 0.25 0.5 --unseen  # repaired on less of the kept text
     python tests/benchmarks/seeds_forget.py --only-table                        # what docs/evidence has so far
 
@@ -18,6 +19,8 @@ passage of 12 + 12 words, so that the answers are the whole text, each word once
   `second repair`: where neither qualifies, one that the verdict sets (`hf_taskvec.forgetting`), usually of more epochs;
 - `project, repair` and so on: the same from the projected edit;
 - `lora, repair` and so on (with `--ways lora`): the same from a LoRA vector, repaired in full;
+- `adapters: …` (with `--adapters`): all of it where θ_0', the reference and the vector are LoRA fine-tunes of θ_0, as
+  they are for users who have adapters; repaired in full, and (`all by LoRA`) by LoRA, so that the edit is low-rank;
 - `repair on …`: on a share of the kept text, or (`--unseen`) on the next words of the same books, which no model saw;
 - `retraining`: the reference itself, for what it loses of the kept books;
 - `another retraining` (with `--again`): the same with another order of the text, beside the reference: how near to a
@@ -37,13 +40,19 @@ of a kept book, by extraction strength, at 3 to 12 %, and that retraining itself
 that the adjustment brings the AUC to within 0.05 where the kept books allow it, and costs them 1 to 4 %; so that the
 whole goal is reached at half of the cost in few cases, and in most with the second repair; that from a LoRA vector it
 is reached in none, R by the loss staying lowest.
+
+For `--adapters` the settings are those of the best of some attempts on seed 11 of Oz (repairs in batches of 2 and of 1,
+three learning rates by LoRA: 10 % of a kept book was lost and nothing, by LoRA 23 to 73 %); the goal and the reported
+seeds are the same. Expected, before any of these was run: that the four R are within 0.8 and 1.2 in nearly every case,
+as from full vectors, the vector being one of what LoRA did; that the repair in full loses −5 to 10 % of a kept book and
+its AUC is −0.05 to 0.12 above the reference's, so that the whole goal is reached in a third of the cases; that the
+repair by LoRA loses 10 to 35 % at the same R, more than retraining by LoRA.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -82,6 +91,9 @@ LORA = TrainingSettings(method="lora", epochs=8, learning_rate=2e-3, batch_size=
 # Half of a retraining's epochs, in twice as many steps.
 REPAIR = replace(FULL, epochs=4, batch_size=2, learning_rate=4e-4)
 LORA_REPAIR = replace(LORA, epochs=4, learning_rate=3e-3)
+# The same tokens in four times as many steps, where all models are LoRA fine-tunes.
+ADAPTERS_REPAIR = replace(REPAIR, batch_size=1, learning_rate=3e-4)
+ADAPTERS_LORA_REPAIR = replace(LORA_REPAIR, batch_size=1, learning_rate=2e-3)
 ROLES: tuple[Role, ...] = ("forget", "aligned", "retain")
 #: name, from which vectors, which kinds, and how repaired
 Way = tuple[str, str, tuple[EditKind, ...], TrainingSettings]
@@ -91,9 +103,15 @@ WAYS: tuple[Way, ...] = (
     ("lora, ", "lora", ("negate", "repair"), REPAIR),
     ("all by LoRA, ", "all-lora", ("repair",), LORA_REPAIR),
 )
+ADAPTERS_WAYS: tuple[Way, ...] = (
+    ("", "lora", ("negate", "repair"), ADAPTERS_REPAIR),
+    ("all by LoRA, ", "all-lora", ("repair",), ADAPTERS_LORA_REPAIR),
+)
+BY_LORA = {"lora", "all-lora"}
 REPAIRS = 2
 SHARE, UNSEEN = "repair on {:.0%} of the kept text", "repair on other text of the same books"
 AGAIN = "another retraining"
+ADAPTERS = "adapters: "
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "forget"
 
 
@@ -102,7 +120,8 @@ def main() -> None:
     parser.add_argument("--model", help="θ_0: a folder")
     parser.add_argument("--books", nargs="+", default=[], metavar="NAME=FORGET,ALIGNED,RETAIN")
     parser.add_argument("--seeds", type=int, nargs="+", default=[50, 51, 52, 53, 54])
-    parser.add_argument("--ways", nargs="*", choices=[which for _, which, *_ in WAYS], default=["full"])
+    parser.add_argument("--ways", nargs="*", choices=[which for _, which, *_ in WAYS], default=None)
+    parser.add_argument("--adapters", action="store_true", help="all models are LoRA fine-tunes, of rank 32")
     parser.add_argument("--shares", type=float, nargs="*", default=[], help="also repair on these shares of the text")
     parser.add_argument("--unseen", action="store_true", help="also repair on the next words of the kept books")
     parser.add_argument("--again", action="store_true", help="also a second retraining, beside the first")
@@ -110,6 +129,10 @@ def main() -> None:
     parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="where finished cases are written")
     parser.add_argument("--only-table", action="store_true", help="run nothing; show what is finished")
     options = parser.parse_args()
+    if options.ways is None:
+        options.ways = ["lora", "all-lora"] if options.adapters else ["full"]
+    if options.adapters and (options.shares or options.unseen or options.again or not set(options.ways) <= BY_LORA):
+        parser.error("--adapters goes with --ways lora all-lora alone.")
     pairs = {name: files.split(",") for name, _, files in (each.partition("=") for each in options.books)}
     for seed in () if options.only_table else options.seeds:
         for name, files in pairs.items():
@@ -123,21 +146,9 @@ def main() -> None:
 # One case.
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The models, vectors and texts of a case."""
-
-    base: str
-    joint: Path
-    reference: Path
-    stages: TrainingStages
-    seed: int
-    blocks: Callable[..., Any]
-
-
 def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: Path) -> dict[str, Any]:
     """Everything of one case; what is finished is not done again."""
-    base, ways = options.model, options.ways
+    base, ways, whole = options.model, options.ways, LORA if options.adapters else FULL
     tokenizer = load_tokenizer(base)
     stages = TrainingStages(
         folder / "stages", tokenizer=tokenizer, checkpoint_every=0, progress=False, tell=lambda line: say(folder, line)
@@ -153,13 +164,18 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
     def train(name: str, settings: TrainingSettings, *some: Book) -> Path:
         return stages.train(name, base, blocks(*some), replace(settings, seed=seed))
 
-    joint, reference = train("joint", FULL, *books), train("retrained", FULL, *kept)
-    full = TaskVector.from_finetuned(base, train("forget", FULL, forget), name="forget")
-    vectors: dict[str, tuple[TaskVector, dict[str, TaskVector]]] = {"full": (full, {})}
+    def train_model(name: str, settings: TrainingSettings, *some: Book) -> Path:
+        return stages.train_model(name, base, blocks(*some), replace(settings, seed=seed))
+
+    joint, reference = train_model("joint", whole, *books), train_model("retrained", whole, *kept)
+    vectors: dict[str, tuple[TaskVector, dict[str, TaskVector]]] = {}
+    if not options.adapters:
+        full = TaskVector.from_finetuned(base, train("forget", FULL, forget), name="forget")
+        vectors["full"] = (full, {})
     if "projected" in ways:
         own = {b.role: TaskVector.from_finetuned(base, train(b.role, FULL, b), name=b.role) for b in kept}
         vectors["projected"] = (full, {str(role): vector for role, vector in own.items()})
-    if {"lora", "all-lora"} & set(ways):
+    if BY_LORA & set(ways):
         adapter = train("forget-lora", LORA, forget)
         vectors["lora"] = vectors["all-lora"] = (TaskVector.from_adapter(adapter, base=base, name="forget"), {})
     model, never = load_for_evaluation(joint), load_for_evaluation(reference)
@@ -179,7 +195,7 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
     case = ForgetCase(
         address=joint,
         model=model,
-        vector=full,
+        vector=next(iter(vectors.values()))[0],
         keep_vectors={},
         forget_blocks=blocks(forget),
         keep_blocks=blocks(*kept),
@@ -195,8 +211,10 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
     def take(name: str, edit: TriedEdit, tokens: int) -> None:
         edits[name] = edit.vector
         made[name] = {"edit": edit.name, "tokens": tokens}
+        if edit.steps:
+            made[name] |= {"steps": edit.steps, "seconds": round(edit.seconds, 1), "peak_bytes": edit.peak_bytes}
 
-    for prefix, which, kinds, settings in WAYS:
+    for prefix, which, kinds, settings in ADAPTERS_WAYS if options.adapters else WAYS:
         if which not in ways:
             continue
         vector, keep = vectors[which]
@@ -224,9 +242,11 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
         found = search_edits(mine, ("repair",), lambda tried: asking(tried, None), rounds=1)
         take(name, nearest(found, list(found.tried)), found.tried[0].tokens)
         say(folder, f"{name}: {made[name]['edit']}")
-    if "full" in ways:
+    retraining = whole.epochs * case.keep_blocks.num_rows * BLOCK
+    if "full" in ways or options.adapters:
         edits["retraining"] = TaskVector.from_finetuned(joint, reference, name="retraining")
-        made["retraining"] = {"edit": "θ_0, retrained", "tokens": FULL.epochs * case.keep_blocks.num_rows * BLOCK}
+        made["retraining"] = {"edit": "θ_0, retrained", "tokens": retraining}
+    if "full" in ways:
         brief = train("brief", REPAIR, *kept)
         edits["brief retraining"] = TaskVector.from_finetuned(joint, brief, name="brief")
         made["brief retraining"] = {"edit": "θ_0, trained", "tokens": REPAIR.epochs * case.keep_blocks.num_rows * BLOCK}
@@ -234,23 +254,28 @@ def run_case(options: argparse.Namespace, files: list[str], seed: int, folder: P
         other = replace(FULL, seed=seed + 1000)
         again = stages.train(AGAIN, base, blocks(*kept), other)
         edits[AGAIN] = TaskVector.from_finetuned(joint, again, name="again")
-        made[AGAIN] = {"edit": "θ_0, retrained", "tokens": FULL.epochs * case.keep_blocks.num_rows * BLOCK}
+        made[AGAIN] = {"edit": "θ_0, retrained", "tokens": retraining}
     report = asking(edits, None)
-    asked = [*ways, *map(str, options.shares), *["unseen"] * options.unseen, *["again"] * options.again]
+    asked = [
+        *["adapters"] * options.adapters,
+        *ways,
+        *map(str, options.shares),
+        *["unseen"] * options.unseen,
+        *["again"] * options.again,
+    ]
     report.save(folder / "-".join(asked), plots=False)
-    retraining = FULL.epochs * case.keep_blocks.num_rows * BLOCK
     for scale, verdict in verdicts_by_scale(report).items():
         if not scale:  # untouched
             continue
         told = made[report.names.short(scale)]
         told |= figures(verdict) | {"cost": round(told.pop("tokens") / retraining, 3)}
     say(folder, "done")
-    speed = Finetuned.load(reference).tokens_per_second
+    speed = Finetuned.load(stages.trained(reference)).tokens_per_second
     return {
         "case": folder.name,
         "library": f"hf_taskvec {__version__}",
         "retraining": {"tokens": retraining, "seconds": round(retraining / speed, 1)},
-        "edits": made,
+        "edits": {f"{ADAPTERS if options.adapters else ''}{name}": each for name, each in made.items()},
     }
 
 
@@ -281,6 +306,8 @@ def figures(verdict: Verdict) -> dict[str, Any]:
 def is_finished(path: Path, options: argparse.Namespace) -> bool:
     """Whether a case was written before, with all that is asked for now."""
     wanted = {f"{prefix}search" for prefix, which, *_ in WAYS if which in options.ways}
+    if options.adapters:
+        wanted = {f"{ADAPTERS}{prefix}search" for prefix, which, *_ in ADAPTERS_WAYS if which in options.ways}
     wanted |= {SHARE.format(share) for share in options.shares} | ({UNSEEN} if options.unseen else set())
     wanted |= {AGAIN} if options.again else set()
     return path.exists() and wanted <= json.loads(path.read_text("utf-8"))["edits"].keys()
@@ -289,7 +316,8 @@ def is_finished(path: Path, options: argparse.Namespace) -> bool:
 def keep_evidence(path: Path, found: dict[str, Any]) -> None:
     """Write a case, beside what an earlier run wrote of its other edits."""
     if path.exists():
-        found["edits"] = json.loads(path.read_text("utf-8"))["edits"] | found["edits"]
+        before = json.loads(path.read_text("utf-8"))
+        found = before | {"edits": before["edits"] | found["edits"]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
