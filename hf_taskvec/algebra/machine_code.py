@@ -194,3 +194,11 @@ def has_fast_hashlib() -> bool:
 
     features = binding.get_host_cpu_features()
     return not features.get("avx512f") and bool(features.get("sha") or features.get("sha2"))
+
+
+@functools.cache
+def rounds_to_bfloat() -> bool:
+    """Whether one instruction rounds fp32 numbers to bf16: to nearest even, but for numbers that need care anyway."""
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))

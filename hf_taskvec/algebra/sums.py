@@ -56,6 +56,12 @@ class _Prepared:
         build = FormulaBuilder()
         return build.formula(build.sum(self.folded, self.scaled) + build.made() if self.is_stored else build.made())
 
+    @cached_property
+    def with_single(self) -> Formula:
+        """What is folded, and something that was computed in fp32, added up in fp32."""
+        build = FormulaBuilder(torch.float32)
+        return build.formula(build.sum(self.folded) + build.made())
+
 
 class Sum:
     """`target + scale * sum(weight * delta)` for one parameter, ready to be evaluated tile by tile.
@@ -229,21 +235,24 @@ class Sum:
             whole, made = ready.with_computed, [computed]
         else:
             made = self._products(ready.factors, start, stop, torch.float32 if single else torch.float64)
-            whole = ready.with_computed if made else ready.alone
+            whole = ready.alone
+            if made:
+                whole = ready.with_single if single else ready.with_computed
         if not ready.is_stored and not made:
             return out.zero_()
         made = self._cut(made, start)
         if dtype != torch.float64 and whole.write(out, first, last, made):
             return out
         # By torch; this also shows which parameter is not finite.
-        return round_once(whole.rows(first, last, made, self.device), dtype, name, out)
+        return round_once(whole.rows(first, last, made, self.device).double(), dtype, name, out)
 
     def _fits_single(self, dtype: torch.dtype) -> bool:
         """Whether fp32 is enough for what is computed.
 
         It is, to the last bit, for one change whose numbers are fp32 ones, times 1, 2 or 4. And it is for one low-rank
-        change of rank 32 or less on a bf16 base, if it is small beside the weights: its rounding then moves fewer than
-        one element in 10,000 by one unit (0.1 to 0.3 measured for random factors, up to 0.8 for factors of one sign).
+        change of rank 32 or less on a bf16 base, if it is small beside the weights: the rounding of the product and of
+        the sum then moves fewer than one element in 10,000 by one unit (0.1 to 0.3 measured for random factors, up to
+        0.8 for factors of one sign).
         Several low-rank changes may be large and cancel, so they are multiplied in fp64.
         """
         if not self._low_rank and len(self._others) == 1:

@@ -5,10 +5,18 @@ from typing import Any
 import torch
 from llvmlite import ir
 
-from hf_taskvec.algebra.machine_code import WIDTH
+from hf_taskvec.algebra.machine_code import WIDTH, rounds_to_bfloat
+
+
+class _BrainFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bf16, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
 
 I16, I32, I64 = (ir.IntType(bits) for bits in (16, 32, 64))
-SINGLE, DOUBLE, POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
+SINGLE, DOUBLE, POINTER, BRAIN = ir.FloatType(), ir.DoubleType(), ir.PointerType(), _BrainFloat()
 STORED = {torch.bfloat16: I16, torch.float16: I16, torch.float32: SINGLE, torch.float64: DOUBLE}
 PRECISION = {torch.float32: SINGLE, torch.float64: DOUBLE}
 
@@ -51,6 +59,8 @@ def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: to
     magnitude = build.and_(bits, all_lanes(I32, 0x7FFFFFFF))
     if output == torch.float32:
         return single, magnitude
+    if output == torch.bfloat16 and rounds_to_bfloat():
+        return build.bitcast(build.fptrunc(single, vector_of(BRAIN)), vector_of(I16)), magnitude
     if output == torch.bfloat16:  # fp32's upper half: the sign stays where it is
         return build.trunc(_cut_off(build, bits, 16), vector_of(I16)), magnitude
     # Below 2**-14 its numbers are the multiples of 2**-24, and so are those of fp32 from a half on.

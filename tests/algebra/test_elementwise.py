@@ -11,7 +11,7 @@ from hf_taskvec.algebra.computed_deltas import Tiles
 from hf_taskvec.algebra.deltas import Dense, Difference, LowRank
 from hf_taskvec.algebra.elementwise import Element, evaluate, factor, stored
 from hf_taskvec.algebra.formulas import MOST_PRODUCTS, Formula, FormulaBuilder
-from hf_taskvec.algebra.machine_code import compiled, machine_code
+from hf_taskvec.algebra.machine_code import MachineCode, compiled, machine_code, rounds_to_bfloat
 from hf_taskvec.algebra.measures import gram
 from hf_taskvec.algebra.rounding import round_once
 from hf_taskvec.algebra.sources import InMemory
@@ -143,6 +143,22 @@ def test_two_bf16_numbers_are_added_in_fp32_with_the_bits_of_fp64(factors: tuple
     assert {elements[0].precision for elements, _, _ in compiled} == {
         torch.float64 if 3.0 in factors else torch.float32
     }
+
+
+@pytest.mark.parametrize("by_instruction", [True, False])
+def test_bf16_is_the_same_by_one_instruction_and_without(by_instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every bf16 number what is at it, next to it, half-way to the next one and next to that."""
+    if by_instruction and not rounds_to_bfloat():
+        pytest.skip("this processor has no such instruction")
+    monkeypatch.setattr("hf_taskvec.algebra.vector_instructions.rounds_to_bfloat", lambda: by_instruction)
+    upper = torch.arange(0x0080, 0x7F7F, dtype=torch.int32)[:, None] << 16
+    numbers = (upper | torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)).flatten()
+    numbers = numbers.view(torch.float32)
+    numbers = torch.cat([numbers, -numbers])
+    out = torch.empty(numbers.shape, dtype=torch.bfloat16)
+    code = MachineCode((stored(0, torch.float32),), (torch.float32,), torch.bfloat16)
+    assert code(len(numbers), [numbers], [], out)
+    assert torch.equal(bits_of(out), bits_of(numbers.bfloat16()))
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
