@@ -3,8 +3,9 @@
 It writes `original + λ·τ` into the weights, always from the untouched original, and restores that bit for bit.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ from hf_taskvec.models.checkpoint import Checkpoint, open_checkpoint
 from hf_taskvec.models.live_model import LiveWeight, live_weights
 from hf_taskvec.models.sharded_weights import failed_anywhere, meshes_of, reshard, size_of_whole
 from hf_taskvec.threads import workers
+
+_Result = TypeVar("_Result")
 
 
 class MergedEdit(Edit):
@@ -41,14 +44,17 @@ class MergedEdit(Edit):
 
     def __init__(self, vector: TaskVector, model: torch.nn.Module, original: str | Path | None = None) -> None:
         self._weights = mergeable_weights(vector, model)
+        self._meshes = meshes_of(weight.sharded for weight in self._weights.values() if weight.is_sharded)
+        self._originals = self._in_all(lambda: self._found_originals(original), "could not begin the edit")
+        self._sizes: dict[str, float] = {}
+        super().__init__(vector, model)
+
+    def _found_originals(self, original: str | Path | None) -> dict[str, Source]:
         stored = open_checkpoint(original) if original is not None else None
-        self._originals: dict[str, Source] = {
+        return {
             name: weight.original() if stored is None else _same(stored, name, weight)
             for name, weight in self._weights.items()
         }
-        self._sizes: dict[str, float] = {}
-        self._meshes = meshes_of(weight.sharded for weight in self._weights.values() if weight.is_sharded)
-        super().__init__(vector, model)
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this for attributes that do not exist. A method `set_row_scales` that raises would exist, so code
@@ -85,21 +91,21 @@ class MergedEdit(Edit):
             raise
 
     def _set(self, scale: float) -> None:
-        if not self._meshes:
-            self._write(scale)
-            return
-        reshard(self.model)
-        self._find_sizes()
-        failure = None
+        if self._meshes:
+            reshard(self.model)
+            self._find_sizes()
+        self._in_all(lambda: self._write(scale), f"could not write its part of the weights at λ = {scale:g}")
+
+    def _in_all(self, work: Callable[[], _Result], otherwise: str) -> _Result:
+        """Do it, in all processes that hold parts of the weights: what fails in one of them fails in all."""
         try:
-            self._write(scale)
-        except Exception as error:
-            failure = error
-        elsewhere = failed_anywhere(self._meshes, failure is not None)
-        if failure is not None:
-            raise failure
-        if elsewhere:
-            raise BadValueError(f"another process could not write its part of the weights at λ = {scale:g}; see there.")
+            result = work()
+        except Exception:
+            failed_anywhere(self._meshes, True)
+            raise
+        if self._meshes and failed_anywhere(self._meshes, False):
+            raise BadValueError(f"another process {otherwise}; see there.")
+        return result
 
     def _find_sizes(self) -> None:
         """The size of matrices of which this process has a part, where `Sum` asks for it: see `Sum.target_size`."""
@@ -107,7 +113,8 @@ class MergedEdit(Edit):
             if name in self._sizes or name not in self.vector or weight.block is None:
                 continue
             if weight.dtype == torch.bfloat16 and any(term.delta.factors for term in self.vector[name].terms):
-                self._sizes[name] = size_of_whole(weight.sharded, weight.block, self._originals[name].read())
+                whole = weight.sharded, weight.shape, weight.block
+                self._sizes[name] = size_of_whole(*whole, self._originals[name].read())
 
     def _write(self, scale: float) -> None:
         inference = torch.is_inference_mode_enabled()  # which other threads do not know

@@ -3,7 +3,6 @@
 A weight is whatever `save_pretrained` stores: a parameter, or a persistent buffer.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
 from hf_taskvec.models.layout import layout_of_model, unwrapped, without_peft
 from hf_taskvec.models.model_classes import class_of_model
-from hf_taskvec.models.restructured import Part
+from hf_taskvec.models.restructured import HeldPart, Part, can_be_sharded, held_of_parts
 from hf_taskvec.models.sharded_weights import Gathered, block_of, is_sharded, local_part, reshard, without_wrappers
 
 
@@ -37,8 +36,8 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     held = {weight.name: weight.whole() for weight in weights}
     if layout.renamed or layout.restructured:
         # transformers remembers which conversions the model's own files needed; canonical names are those of all.
-        plain = copy.copy(inner)
-        plain._weight_conversions = None
+        plain = object.__new__(type(inner))  # copy.copy() would make a new model of one that `fully_shard` sharded
+        plain.__dict__ = {**vars(inner), "_weight_conversions": None}
         state = revert_weight_conversion(plain, {name: source.read() for name, source in held.items()})
         held = {name: InMemory(tensor) for name, tensor in state.items()}
     stored: dict[str, Source] = held
@@ -189,19 +188,43 @@ class PartedWeight(LiveWeight):
     Args:
         name (`str`):
             The stored tensor's.
-        parts (`Sequence[tuple[LiveWeight, Part]]`):
-            Live parameters, and which part of each it is.
+        weights (`Sequence[LiveWeight]`):
+            Live parameters.
+        parts (`Sequence[Part]`):
+            Which part of each it is.
 
     """
 
-    def __init__(self, name: str, parts: Sequence[tuple[LiveWeight, Part]]) -> None:
-        owners = [owner for weight, _ in parts for owner in weight.owners]
-        first = parts[0][0]
-        super().__init__(name, first.module, first.attribute, owners, any(weight.is_shadowed for weight, _ in parts))
-        self._parts = parts
+    def __init__(self, name: str, weights: Sequence[LiveWeight], parts: Sequence[Part]) -> None:
+        owners = [owner for weight in weights for owner in weight.owners]
+        first, shadowed = weights[0], any(weight.is_shadowed for weight in weights)
+        super().__init__(name, first.module, first.attribute, owners, shadowed)
+        self._weights, self._whole_parts = weights, parts
 
-    def _view(self, parameter: torch.Tensor, weight: LiveWeight, part: Part) -> torch.Tensor:
-        if not parameter.is_contiguous():
+    @cached_property
+    def _held(self) -> tuple[Block, list[HeldPart]] | None:
+        """Which block of it this process holds, and where that is in what it holds of each live parameter."""
+        blocks = [(weight.shape, weight.block) for weight in self._weights]
+        held = [
+            part.held(shape, block)
+            for part, (shape, block) in zip(self._whole_parts, blocks, strict=True)
+            if block is not None
+        ]
+        return held_of_parts(self._whole_parts, held) if held else None
+
+    @cached_property
+    def block(self) -> Block | None:
+        """Which part of it this process holds; `None` if that is the whole."""
+        return None if self._held is None else self._held[0]
+
+    @property
+    def _parts(self) -> Iterator[tuple[LiveWeight, Part | HeldPart]]:
+        """Each live parameter, and where in it (or in what this process holds of it) the stored tensor is."""
+        parts = self._whole_parts if self._held is None else self._held[1]
+        return zip(self._weights, parts, strict=True)
+
+    def _view(self, parameter: torch.Tensor, weight: LiveWeight, part: Part | HeldPart) -> torch.Tensor:
+        if isinstance(part, Part) and not parameter.is_contiguous():
             raise UnsupportedError(
                 f"{weight.name} is not contiguous in the live model, so {self.name} cannot be found in it. Make it so: "
                 "parameter.data = parameter.data.contiguous()."
@@ -215,7 +238,7 @@ class PartedWeight(LiveWeight):
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape, as it is stored."""
-        _, last = self._parts[-1]
+        last = self._whole_parts[-1]
         shape = list(last.shape)
         if shape:
             shape[last.dim] += last.start
@@ -224,22 +247,22 @@ class PartedWeight(LiveWeight):
     @property
     def is_quantised(self) -> bool:
         """Whether one of the live parameters is quantised."""
-        return any(weight.is_quantised for weight, _ in self._parts)
+        return any(weight.is_quantised for weight in self._weights)
 
     @property
     def is_offloaded(self) -> bool:
         """Whether one of the live parameters is offloaded."""
-        return any(weight.is_offloaded for weight, _ in self._parts)
+        return any(weight.is_offloaded for weight in self._weights)
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether all of the live parameters are on the CPU."""
-        return all(weight.is_on_cpu for weight, _ in self._parts)
+        return all(weight.is_on_cpu for weight in self._weights)
 
     @property
     def is_in_place(self) -> bool:
         """Whether what is written to `value()` is in the model: not if it is put together."""
-        return len(self._parts) == 1 and not self.is_offloaded
+        return len(self._weights) == 1 and not self.is_offloaded
 
     def as_source(self) -> Source:
         """Its shape, for checks."""
@@ -248,7 +271,7 @@ class PartedWeight(LiveWeight):
     def value(self) -> torch.Tensor:
         """A view of the live parameter; of several, a copy."""
         found = [self._view(weight.value(), weight, part) for weight, part in self._parts]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=self._parts[0][1].dim)
+        return found[0] if len(found) == 1 else torch.cat(found, dim=self._whole_parts[0].dim)
 
     def write(self, value: torch.Tensor) -> None:
         """Put another value in its place in the live parameters."""
@@ -307,8 +330,8 @@ def class_name(model: torch.nn.Module) -> str:
 def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     """Canonical name -> the live weight; tied ones once, and of what is stored in another form the parts.
 
-    What cannot be told by parts, because transformers puts the elements in another order or processes hold shards, is
-    left out.
+    What cannot be told by parts, because transformers puts the elements in another order (or processes hold pieces of
+    the live parameters that are no block of it), is left out.
 
     Raises:
         `MismatchError`: If the config ties weights that the live model holds apart.
@@ -330,11 +353,22 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
                 )
             weights[owner].owners += weights.pop(alias).owners
     for name, parts in layout.parts.items():
-        inside = [(found.get(part.live) or found.get(part.live.removeprefix(layout.prefix)), part) for part in parts]
-        present = [(weight, part) for weight, part in inside if weight is not None and not weight.is_sharded]
-        if len(present) == len(parts):
-            weights[name] = PartedWeight(name, present)
+        inside = [found.get(part.live) or found.get(part.live.removeprefix(layout.prefix)) for part in parts]
+        present = [weight for weight in inside if weight is not None]
+        if len(present) == len(parts) and _can_be_told(present, parts):
+            weights[name] = PartedWeight(name, present, parts)
     return weights
+
+
+def _can_be_told(weights: Sequence[LiveWeight], parts: Sequence[Part]) -> bool:
+    """Whether each process can tell what it holds of a stored tensor that consists of these parts: the same for all."""
+    sharded = [weight.sharded for weight in weights if weight.is_sharded]
+    alike = {(each.device_mesh, each.placements) for each in sharded}
+    if not sharded:
+        return True
+    return (
+        len(sharded) == len(weights) and len(alike) == 1 and can_be_sharded(parts, [weight.shape for weight in weights])
+    )
 
 
 def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:

@@ -5,11 +5,15 @@ live apart. transformers' own conversion moves the elements and computes nothing
 strided views of live parameters. They are found by running that conversion on tensors without data.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_taskvec.algebra.blocks import Block
 
 _aten = torch.ops.aten
 
@@ -34,6 +38,108 @@ class Part(NamedTuple):
     def of_stored(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part, of the stored tensor."""
         return tensor.narrow(self.dim, self.start, self.shape[self.dim]) if self.shape else tensor
+
+    def along(self, live: tuple[int, ...]) -> tuple[int | None, ...] | None:
+        """For each of its dimensions the one of a live parameter of that shape, `None` for a single element.
+
+        `None` instead of all if it does not lie along dimensions of the parameter.
+        """
+        first, strides = self._first(live), _strides(live)
+        found: list[int | None] = []
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            fits = (d for d in range(len(live)) if strides[d] == stride and first[d] + size <= live[d])
+            dim = next((each for each in fits if each not in found), None)
+            if size != 1 and dim is None:
+                return None
+            found.append(None if size == 1 else dim)
+        return tuple(found)
+
+    def _first(self, live: tuple[int, ...]) -> list[int]:
+        """Where its first element is, along each dimension of the live parameter."""
+        return [self.offset // each % size for each, size in zip(_strides(live), live, strict=True)]
+
+    def held(self, live: tuple[int, ...], block: Block) -> "HeldPart":
+        """What of it a process has that holds a block of the live parameter, which has the shape `live`."""
+        along, first = self.along(live), self._first(live)
+        assert along is not None
+        sizes = {dim: size for dim, size in zip(along, self.shape, strict=True) if dim is not None}
+        places = [
+            range(bisect_left(held, start), bisect_left(held, start + sizes.get(dim, 1)))
+            for dim, (start, held) in enumerate(zip(first, block.positions, strict=True))
+        ]
+        positions: list[list[int]] = [[] for _ in along]
+        if all(each for dim, each in enumerate(places) if dim not in sizes):
+            positions = [[0] if d is None else [block.positions[d][i] - first[d] for i in places[d]] for d in along]
+        return HeldPart(Block.of(positions), along, tuple(places), self.dim)
+
+
+class HeldPart(NamedTuple):
+    """What a process has of a part of a stored tensor, and where that is in its piece of the live parameter."""
+
+    #: which elements of the part
+    block: Block
+    #: see `Part.along`
+    along: tuple[int | None, ...]
+    #: for each dimension of the live parameter the places in the piece
+    places: tuple[range, ...]
+    #: what is held is `narrow(dim, start, block.shape[dim])` of what is held of the stored tensor
+    dim: int
+    start: int = 0
+
+    def of_live(self, piece: torch.Tensor) -> torch.Tensor:
+        """It, of the process's piece of the live parameter."""
+        if 0 in self.block.shape:
+            return piece.new_empty(self.block.shape)
+        for dim, each in enumerate(self.places):
+            piece = piece.narrow(dim, each.start, len(each))
+        kept = [dim for dim in self.along if dim is not None]
+        alone = [dim for dim in range(piece.ndim) if dim not in kept]
+        piece = piece.permute(*alone, *kept)[(0,) * len(alone)]
+        for place, found in enumerate(self.along):
+            piece = piece.unsqueeze(place) if found is None else piece
+        return piece
+
+    def of_stored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """It, of what is held of the stored tensor."""
+        return tensor.narrow(self.dim, self.start, self.block.shape[self.dim]) if self.block.shape else tensor
+
+
+def can_be_sharded(parts: Sequence[Part], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether what a process holds of a stored tensor is a block, if live parameters of these shapes are sharded alike.
+
+    Args:
+        parts (`Sequence[Part]`):
+            The stored tensor's.
+        shapes (`Sequence[tuple[int, ...]]`):
+            Those of the live parameters.
+    """
+    found = set()
+    for part, shape in zip(parts, shapes, strict=True):
+        along = part.along(shape)
+        if along is None:
+            return False
+        if len(parts) > 1:  # parts of it are held alike, if they differ in the dimension alone in which they are joined
+            if set(along) != set(range(len(shape))):
+                return False
+            found.add((along, tuple(size for dim, size in enumerate(shape) if dim != along[part.dim])))
+    return len(found) <= 1
+
+
+def held_of_parts(parts: Sequence[Part], held: Sequence[HeldPart]) -> tuple[Block, list[HeldPart]]:
+    """What a process holds of a stored tensor, and where each part of that is in it."""
+    if len(parts) == 1:
+        return held[0].block, list(held)
+    dim, placed, positions = parts[0].dim, list[HeldPart](), list[int]()
+    for part, each in zip(parts, held, strict=True):
+        placed.append(each._replace(start=len(positions)))
+        positions += [part.start + place for place in each.block.positions[dim]]
+    others = held[0].block.positions
+    return Block.of([*others[:dim], positions, *others[dim + 1 :]]), placed
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Those of a contiguous tensor, none of them 0."""
+    return [max(1, prod(shape[dim + 1 :])) for dim in range(len(shape))]
 
 
 def stored_parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, tuple[Part, ...]]]:

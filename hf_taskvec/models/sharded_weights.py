@@ -59,19 +59,33 @@ def reshard(model: torch.nn.Module) -> None:
     """Free what FSDP2 gathered for the last forward, as it keeps it of the root module.
 
     The gathered copy is what the next forward would use, whatever is written into the shards.
+
+    Raises:
+        `UnsupportedError`: If an error broke off a forward, and this torch cannot end it.
     """
-    loaded = sys.modules.get("torch.distributed.fsdp")
-    if loaded is None:
-        return
-    for module in model.modules():
-        if isinstance(module, loaded.FSDPModule):
-            module.reshard()
+    modules = _fsdp_modules(model)
+    if any(module._get_fsdp_state()._training_state.name == "FORWARD" for module in modules):
+        # FSDP would keep what it has gathered for the rest of a forward that does not come.
+        outermost = modules[0]
+        if not hasattr(outermost, "reset_iter_state"):
+            raise UnsupportedError(
+                "an error broke off a forward of the model, and FSDP still holds weights that it gathered for it. Call "
+                "the model once more, as a whole, or use torch 2.13."
+            )
+        outermost.reset_iter_state()
+    for module in modules:
+        module.reshard()
 
 
 def has_fsdp(model: torch.nn.Module) -> bool:
     """Whether `fully_shard` sharded a part of a model."""
+    return bool(_fsdp_modules(model))
+
+
+def _fsdp_modules(model: torch.nn.Module) -> list[Any]:
+    """The modules that `fully_shard` sharded, the outermost first."""
     loaded = sys.modules.get("torch.distributed.fsdp")
-    return loaded is not None and any(isinstance(module, loaded.FSDPModule) for module in model.modules())
+    return [] if loaded is None else [each for each in model.modules() if isinstance(each, loaded.FSDPModule)]
 
 
 def block_of(tensor: "DTensor", name: str) -> Block:
@@ -134,17 +148,17 @@ def _all_reduce(tensor: torch.Tensor, group: Any, operation: Any) -> None:
     wait_watching(lambda: torch.distributed.all_reduce(tensor, operation, group, async_op=True), group)
 
 
-def size_of_whole(tensor: "DTensor", block: Block, local: torch.Tensor) -> float:
-    """`matrix_size` of a matrix that is sharded like a tensor, from each process's part; all of them must ask."""
-    step = sampling_step(tensor.shape[0])
-    kept = range(0, tensor.shape[0], step)
+def size_of_whole(tensor: "DTensor", shape: tuple[int, ...], block: Block, local: torch.Tensor) -> float:
+    """`matrix_size` of a matrix that is sharded with a tensor, from each process's part; all of them must ask."""
+    step = sampling_step(shape[0])
+    kept = range(0, shape[0], step)
     local = local.to(tensor.to_local().device)
-    sample = torch.zeros((len(kept), *tensor.shape[1:]), dtype=torch.float32, device=local.device)
+    sample = torch.zeros((len(kept), *shape[1:]), dtype=torch.float32, device=local.device)
     mine = [(number, row // step) for number, row in enumerate(block.positions[0]) if row % step == 0]
     if mine and local.numel():
         numbers, rows = (torch.tensor(each, device=local.device) for each in zip(*mine, strict=True))
         columns = Block((range(len(mine)), *block.positions[1:]))
-        some = torch.zeros((len(mine), *tensor.shape[1:]), dtype=torch.float32, device=local.device)
+        some = torch.zeros((len(mine), *shape[1:]), dtype=torch.float32, device=local.device)
         columns.place(local[numbers].float(), some)
         sample[rows] = some
     for dimension, placement in enumerate(tensor.placements):

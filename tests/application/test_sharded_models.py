@@ -24,9 +24,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     ("processes", "parts"),
     [
         (2, ["refusals", "by_fsdp", "by_tensor_parallelism", "by_ddp"]),
+        (2, ["experts_by_fsdp"]),
         (4, ["by_copies_of_fsdp", "by_both"]),
         pytest.param(4, ["by_fsdp", "by_tensor_parallelism"], marks=pytest.mark.slow),
         pytest.param(2, ["placements"], marks=pytest.mark.slow),
+        pytest.param(2, ["experts_by_tensor_parallelism"], marks=pytest.mark.slow),
+        pytest.param(4, ["experts_by_fsdp"], marks=pytest.mark.slow),
         (4, ["placements"]),
     ],
 )

@@ -84,7 +84,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 def vectors(folder: Path) -> dict[str, TaskVector]:
     full = TaskVector.from_finetuned(folder / "base", folder / "tuned")
-    low = tiny_models.low_rank(load(folder / "base", torch.float32), size=0.02)
+    low = tiny_models.low_rank(load(folder / "base", torch.float32), size=0.02, exclude="norm")
     return {"full": full, "low": low, "both": 0.3 * full - 0.7 * low, "rule": combine([full, low], "ties", density=0.5)}
 
 
@@ -261,6 +261,35 @@ def expect(kind: type[TaskVectorError], words: str) -> Iterator[None]:
         raise AssertionError(f"nothing was refused for {words!r}")
 
 
+def check_experts(folder: Path, shard: Callable[[Path, torch.dtype], torch.nn.Module]) -> None:
+    """A mixture of experts: each process finds the stored experts in its pieces of the live ones."""
+    home = folder / "experts"
+    if processes().is_main_process:
+        base = tiny_models.make("mixtral", num_local_experts=3)
+        tiny_models.save_pair(home, base, tiny_models.tuned_copy(base))
+    processes().wait_for_everyone()
+    check_models(home, shard)
+    check_extraction(home, shard)
+
+
+def check_broken_forward(folder: Path) -> None:
+    """An error in a forward, for which FSDP has gathered weights, is not hidden, and the model is restored."""
+    model, vector = by_fsdp(folder / "base", torch.float32), vectors(folder)["full"]
+    before, logits = whole(model), model(TOKENS).logits
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("in the middle")
+
+    handle = model.model.layers[1].mlp.register_forward_hook(fail)
+    try:
+        with vector.applied_to(model, -0.6):
+            model(TOKENS)
+    except ArithmeticError:
+        handle.remove()
+    assert_same(whole(model), before, "restored after an error in a forward")
+    assert torch.equal(model(TOKENS).logits, logits)
+
+
 def check_refusals(folder: Path, count: int) -> None:
     line, rank = init_device_mesh("cpu", (count,)), distributed.get_rank()
     # What is not finite in one process's part stops all of them, and all keep the λ that they had.
@@ -290,6 +319,19 @@ def check_refusals(folder: Path, count: int) -> None:
     wrong = TaskVector.from_finetuned(folder / "base", folder / "tuned").edit
     with expect(ChangedSourceError, "not what the live model"):
         wrong(by_fsdp(folder / "base", torch.float32), original=folder / "tuned")
+    # What one process finds wrong in its part, all refuse.
+    model, other = by_fsdp(folder / "base", torch.float32), folder / "another-last-row"
+    if rank == 0:
+        changed = load(folder / "base", torch.float32)
+        changed.lm_head.weight.data[-1] += 1
+        changed.save_pretrained(other)
+    distributed.barrier()
+    before = whole(model)
+    with expect(
+        *((BadValueError, "another process") if rank == 0 else (ChangedSourceError, "not what the live model"))
+    ):
+        wrong(model, original=other)
+    assert_same(whole(model), before, "after an edit that did not begin")
 
 
 def main(folder: Path, *parts: str) -> None:
@@ -300,6 +342,9 @@ def main(folder: Path, *parts: str) -> None:
             check_placements(count)
         elif part == "refusals":
             check_refusals(folder, count)
+            check_broken_forward(folder)
+        elif part.startswith("experts_"):
+            check_experts(folder, ways[part.removeprefix("experts_")])
         else:
             shard = ways[part]
             check_models(folder, shard)
