@@ -62,7 +62,8 @@ class LiveWeight:
 
     @property
     def _parameter(self) -> torch.Tensor:
-        return (self.module._parameters | self.module._buffers)[self.attribute]  # type: ignore[return-value]
+        found = self.module._parameters.get(self.attribute)
+        return self.module._buffers[self.attribute] if found is None else found  # type: ignore[return-value]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -393,4 +394,7 @@ def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:
 def _own_tensors(module: torch.nn.Module) -> list[str]:
     """The names of a module's own parameters, and of its buffers but for those that are not stored."""
     buffers = [(n, each) for n, each in module._buffers.items() if n not in module._non_persistent_buffers_set]
-    return [name for name, each in [*module._parameters.items(), *buffers] if each is not None]
+    found = [name for name, each in [*module._parameters.items(), *buffers] if each is not None]
+    if "quantization_scheme" in vars(module):  # compressed-tensors leaves what it unpacked a weight of beside it
+        return [name for name in found if not name.startswith(("weight_", "input_", "output_"))]
+    return found

@@ -81,6 +81,11 @@ def unpack_model(stored: Mapping[str, Source], config: Mapping[str, Any], where:
         return UnpackedModel(stored)
     if settings is not None and not isinstance(settings, dict):
         raise CorruptFileError(f"{where}: quantization_config in its config is no mapping. Download the model again.")
+    if not settings and (scaled := next((name for name in stored if name.endswith(".weight_scale_2")), None)):
+        raise UnsupportedError(
+            f"{where} has {scaled}, as NVFP4 has, and its config does not say how it is quantised (ModelOpt does in "
+            f"hf_quant_config.json). That is not read here. {OTHERWISE}"
+        )
     reader = _Reader(stored, settings or {}, _model_dtype(config), where)
     method = reader.settings.get("quant_method", "fp8")
     if not isinstance(method, str) or method not in _METHODS:
@@ -259,9 +264,21 @@ _COMPRESSED = ("float-quantized", "int-quantized", "pack-quantized", "naive-quan
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
+def _groups(settings: Any) -> list[dict[str, Any]]:
+    """The groups of a config of compressed-tensors, or of a part of it."""
+    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
+    return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+
+
 def _compressed(reader: _Reader) -> Iterator[PackedWeight]:
-    groups = reader.settings.get("config_groups")
-    schemes = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+    sparse = reader.settings.get("sparsity_config")
+    is_dense = not sparse or (isinstance(sparse, dict) and sparse.get("format") == "dense")
+    if not is_dense or _groups(reader.settings.get("transform_config")):
+        raise UnsupportedError(
+            f"{reader.where}: its weights are rotated, or some of them left out (transform_config or sparsity_config "
+            f"in its quantization_config), which is not read here. {OTHERWISE}"
+        )
+    schemes = _groups(reader.settings)
     for form in [reader.settings.get("format"), *(each.get("format") for each in schemes)]:
         if form is not None and form not in _COMPRESSED:
             raise UnsupportedError(

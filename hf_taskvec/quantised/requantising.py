@@ -163,16 +163,17 @@ def _chosen(weight: ScaledWeight, stored: Scales, low: torch.Tensor, high: torch
     levels, scales = weight.levels, weight.in_use(stored.scales)
     zeros = torch.zeros_like(stored.scales) if stored.zeros is None else stored.zeros
     largest = torch.maximum(-low, high)
+    ends = (low / scales).round(), (high / scales).round()  # which a negative scale exchanges
+    lowest, highest = torch.minimum(*ends), torch.maximum(*ends)
     if levels.floats is not None:
         # The next number after the largest code would be half as far again as the last step.
-        reached = (largest / scales) <= levels.high * (1 + levels.half_step)
+        reached = (largest / scales.abs()) <= levels.high * (1 + levels.half_step)
         fresh, fresh_zeros = largest / levels.high, zeros
     elif stored.zeros is None:
-        reached = ((low / scales).round() >= levels.low) & ((high / scales).round() <= levels.high)
+        reached = (lowest >= levels.low) & (highest <= levels.high)
         fresh, fresh_zeros = largest / ((levels.high - levels.low) / 2), zeros
     else:
-        reached = (low / scales).round() + zeros >= levels.low
-        reached &= (high / scales).round() + zeros <= levels.high
+        reached = (lowest + zeros >= levels.low) & (highest + zeros <= levels.high)
         fresh = (high - low) / (levels.high - levels.low)
         fresh_zeros = (levels.low - low / fresh.clamp(min=_SMALLEST)).round_().clamp_(levels.low, levels.high)
     reached |= largest == 0

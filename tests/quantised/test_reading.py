@@ -16,6 +16,7 @@ from hf_taskvec import TaskVector
 from hf_taskvec.algebra.sources import sampled_fingerprint
 from hf_taskvec.errors import CorruptFileError, MismatchError, TaskVectorError, UnsupportedError
 from hf_taskvec.models.checkpoint import open_checkpoint
+from hf_taskvec.models.live_model import live_checkpoint
 from hf_taskvec.quantised.packed_weight import PackedWeight
 
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -65,6 +66,26 @@ def test_compressed_tensors_are_what_transformers_loads(tmp_path: Path, kind: st
     }
     save_file(wide, folder / "model.safetensors", {"format": "pt"})
     assert_same(folder, tiny_quantised.loaded(folder, quantization_config=CompressedTensorsConfig(dequantize=True)), 14)
+
+
+@pytest.mark.parametrize("kind", ["fp8-channel", "fp8-tensor", "int4-group"])
+def test_experts_in_compressed_tensors_are_what_transformers_loads(tmp_path: Path, kind: str) -> None:
+    """transformers stacks experts as it unpacks them; a live model keeps scales of other layers beside its weights."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    folder = tiny_quantised.compressed_experts(tmp_path / kind, kind)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True))
+    expected = {name: source.read().bfloat16() for name, source in live_checkpoint(model).tensors.items()}
+    assert_same(folder, expected, 26)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    before, tokens = {name: each.clone() for name, each in model.state_dict().items()}, torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        logits = model(tokens).logits
+        with TaskVector.from_tensors({name: torch.ones(64, 64)}).applied_to(model):
+            changed = [key for key, each in model.state_dict().items() if not torch.equal(each, before[key])]
+            assert changed == [name] and not torch.equal(model(tokens).logits, logits)
+        assert torch.equal(model(tokens).logits, logits)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +201,37 @@ def test_a_format_of_compressed_tensors_that_is_not_read_is_named(tmp_path: Path
     folder = tiny_quantised.fp8(tmp_path / "fp8", tiny_quantised.llama())
     _changed(folder, lambda t, s: s.update(quant_method="compressed-tensors", format="nvfp4-pack-quantized"))
     with pytest.raises(UnsupportedError, match=r"'nvfp4-pack-quantized', which is not read here.*bf16"):
+        open_checkpoint(folder)
+
+
+def test_nvfp4_is_named_where_no_config_names_it(tmp_path: Path) -> None:
+    """As ModelOpt wrote it: what it is called stands in `hf_quant_config.json` alone."""
+    tiny_quantised.llama().save_pretrained(tmp_path / "base")
+    tensors = tiny_quantised.stored(tmp_path / "base")
+    tensors[NAME] = torch.zeros(64, 48, dtype=torch.uint8)
+    tensors[f"{NAME}_scale"] = torch.ones(64, 6).to(torch.float8_e4m3fn)
+    tensors[f"{NAME}_scale_2"] = torch.ones(())
+    save_file(tensors, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedError, match=r"weight_scale_2, as NVFP4 has.*hf_quant_config\.json.*bf16"):
+        open_checkpoint(tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}},
+    ],
+    ids=["sparse", "rotated"],
+)
+def test_weights_that_are_not_codes_times_scales_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    pytest.importorskip("compressed_tensors")
+    made = tiny_quantised.COMPRESSED["fp8-tensor"], tiny_quantised.activations_of("fp8-tensor")
+    folder = tiny_quantised.compressed(tmp_path / "fp8", tiny_quantised.llama(), *made)
+    _changed(folder, lambda t, s: s.update({"sparsity_config": {"format": "dense"}, "transform_config": {}}))
+    open_checkpoint(folder)
+    _changed(folder, lambda t, s: s.update(settings))
+    with pytest.raises(UnsupportedError, match=r"rotated, or some of them left out.*bf16"):
         open_checkpoint(folder)
 
 

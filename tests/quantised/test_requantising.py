@@ -242,6 +242,21 @@ def test_a_larger_weight_gets_a_larger_scale(tmp_path: Path) -> None:
     assert got[3, 40] == pytest.approx(5.0, rel=0.02) and got.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int4-group", "gptq"])
+def test_a_negative_scale_is_kept_where_it_reaches(tmp_path: Path, kind: str) -> None:
+    base, _ = made(tmp_path / "base", kind)
+    stored = tiny_quantised.stored(base)
+    name = next(name for name in stored if "down_proj" in name and "scale" in name)
+    stored[name] = -stored[name]
+    tiny_quantised.write(base, stored, json.loads((base / "config.json").read_text())["quantization_config"])
+    before = open_checkpoint(base).tensors
+    weight = next(key for key, each in before.items() if isinstance(each, PackedWeight) and "down_proj" in key)
+    was = before[weight].read().double()
+    change = was.abs().max() * torch.randn(was.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    same = TaskVector.from_tensors({weight: change.float()}).apply(base, tmp_path / "same", requantise="same")
+    assert report(same)[weight]["share"] == pytest.approx(1.0, abs=0.02)
+
+
 def test_a_choice_must_be_made_and_fit(tmp_path: Path, models: tiny_models.TinyModels) -> None:
     base, _ = made(tmp_path / "base", "fp8")
     vector = TaskVector.from_tensors({NAME: torch.ones(64, 96)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, PreTrainedModel
 
 _SIZES = {
     "hidden_size": 64,
@@ -201,6 +202,32 @@ def activations_of(kind: str) -> dict[str, Any] | None:
     of_type = {"fp8": "float", "int8-channel": "int"}
     found = next((each for start, each in of_type.items() if kind.startswith(start)), None)
     return None if found is None else {"num_bits": 8, "type": found, "strategy": "token", "symmetric": True}
+
+
+def compressed_experts(folder: Path, kind: str) -> Path:
+    """A Mixtral with random codes and scales in each expert and projection, in a kind of compressed-tensors."""
+    made = compressed(folder / "dense", llama(), COMPRESSED[kind], activations_of(kind))
+    settings = json.loads((made / "config.json").read_text())["quantization_config"]
+    torch.manual_seed(0)
+    config = MixtralConfig(**_SIZES, num_local_experts=3, num_experts_per_tok=2)
+    tiny_models.shake(AutoModelForCausalLM.from_config(config), 0.02, 0).bfloat16().save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in stored(folder).items():
+        if not re.search(r"_proj\.|\.w[123]\.", name):
+            tensors[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        if kind.startswith("fp8"):
+            scales = (rows, 1) if kind == "fp8-channel" else (1,)
+            tensors[name] = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+        else:
+            scales = (rows, columns // 32)
+            tensors[f"{name}_packed"] = _words(torch.randint(0, 16, (rows, columns)).tolist(), 4)
+            tensors[f"{name}_shape"] = torch.tensor([rows, columns])
+        tensors[f"{name}_scale"] = torch.rand(scales).mul(0.01).add(1e-3).bfloat16()
+    write(folder, tensors, {**settings, "ignore": ["lm_head", "re:.*gate$"]})
+    return folder
 
 
 # GPTQ and AWQ, by their definitions: a row of fields is one long number, whose lowest bits are the first field.
