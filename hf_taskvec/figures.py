@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hf_taskvec import atomic
 from hf_taskvec.errors import BadValueError, OutputError, UnsupportedError
 from hf_taskvec.escaping import visible
@@ -153,6 +155,26 @@ def render(pages: "Mapping[str, Figure] | Mapping[str, Callable[[], Figure]]") -
                 figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
                 files[f"{name}.{kind}"] = buffer.getvalue()
     return files
+
+
+def pixels(figure: "Figure") -> Any:
+    """A figure as an array of its height, its width and three colours, as trackers take it.
+
+    Args:
+        figure (`matplotlib.figure.Figure`):
+            The figure.
+
+    Returns:
+        `numpy.ndarray`: Of bytes.
+
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with styled(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def save_figure(make: "Callable[[], Figure]", output: str | Path) -> Path:

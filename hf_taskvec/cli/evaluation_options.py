@@ -48,6 +48,9 @@ UtilityOption = Annotated[
 UtilityLimitOption = Annotated[
     int | None, typer.Option("--utility-limit", metavar="N", min=1, help="Of each task, the first N documents.")
 ]
+LogWithOption = Annotated[
+    list[str] | None, typer.Option("--log-with", metavar="TRACKER", help="tensorboard, wandb, trackio, …")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of split, intervals and choice.")]
 
 #: what is typed for the vector's own base

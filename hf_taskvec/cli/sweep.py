@@ -39,6 +39,7 @@ from hf_taskvec.cli.evaluation_options import (
     BlockWordsOption,
     ForgetOption,
     HeldOutOption,
+    LogWithOption,
     ModelDtypeOption,
     ProtocolFieldsOption,
     ProtocolOption,
@@ -92,6 +93,7 @@ def sweep_command(
     dtype: ModelDtypeOption = "float32",
     utility: UtilityOption = None,
     utility_limit: UtilityLimitOption = None,
+    log_with: LogWithOption = None,
     batch_size: BatchSizeOption = None,
     seed: SeedOption = 0,
     dry_run: DryRunOption = False,
@@ -105,6 +107,7 @@ def sweep_command(
 
     taskvec sweep me/books-model --vector hp1=hp1 --vector pp=pp --edit "-0.9*hp1 + 0.5*pp" …
     """
+    from hf_taskvec.evaluation.reporting.tracking import check_trackers
     from hf_taskvec.evaluation.scoring.metrics import METRICS
     from hf_taskvec.evaluation.utility import check_lm_eval, lm_eval_metric
 
@@ -122,6 +125,7 @@ def sweep_command(
     criteria.check(METRICS.values(), METRICS)  # before a model is loaded
     if utility:
         check_lm_eval()
+    check_trackers(log_with or [], output)
     books = load_books(
         {"forget": forget, "retain": retain, "aligned": aligned, "unseen": unseen},
         held_out=held_out_share(all_seen, held_out),
@@ -164,6 +168,7 @@ def sweep_command(
         utility=lm_eval_metric(utility, tokenizer, limit=utility_limit) if utility else None,
         seed=seed,
         merge=not attach,
+        log_with=log_with or None,
     )
     if controls:
         report = with_controls(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec._version import __version__
 from hf_taskvec.atomic import ensure_writable
-from hf_taskvec.distributed import make_accelerator, processes
+from hf_taskvec.distributed import processes
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.evaluation.edit_families import EditsInTurn, check_edits_fit, gentlest_first, named_edits
 from hf_taskvec.evaluation.reporting import summary
@@ -132,8 +132,9 @@ def sweep(
             How often passages are dealt anew for a test.
         seed (`int`, *optional*, defaults to 0):
             Of the intervals and tests, and of the halves that choose λ.
-        log_with (*optional*):
-            Trackers, passed through to accelerate.
+        log_with (`str`, a tracker, or several of them, *optional*):
+            Trackers of accelerate's, such as `"tensorboard"`, `"wandb"` and `"trackio"`: a step for each λ, and at the
+            end the tables and plots. No passage is given to them.
         progress (`bool`, *optional*):
             Show a progress bar; by default on a terminal.
 
@@ -143,7 +144,7 @@ def sweep(
     Raises:
         `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
         `MissingNameError`: If there is no such protocol or metric.
-        `UnsupportedError`: If tasks of lm-eval are named, and it is not installed.
+        `UnsupportedError`: If tasks of lm-eval or a tracker are named, and that is not installed.
         `OutputError`: If `output` or `store` cannot be written; before any work.
         `MismatchError`: If the processes of a launch hold different weights, the vector does not fit the model, or the
             tokenizer gives ids that a model does not have.
@@ -160,6 +161,7 @@ def sweep(
     from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, store_folder
     from hf_taskvec.evaluation.asking.scalable_edits import NoEdit
     from hf_taskvec.evaluation.reporting.plots import ensure_matplotlib
+    from hf_taskvec.evaluation.reporting.tracking import check_trackers, track
     from hf_taskvec.evaluation.utility import utility_metric, utility_scores
     from hf_taskvec.models.loading import tokenizer_of
 
@@ -181,6 +183,8 @@ def sweep(
     if output is not None:
         ensure_writable(Path(output))
         ensure_matplotlib()
+    if log_with is not None:
+        check_trackers(log_with, output)
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     able = None if utility is None else utility_metric(utility, tokenizer, batch_size)
     passages, left_out = find_all_passages(books, protocol, tokenizer)
@@ -279,7 +283,7 @@ def sweep(
     if output is not None and state.is_main_process:
         report.save(output)
     if log_with is not None:
-        _track(report, log_with, output)
+        track(report, log_with, output)
     state.wait_for_everyone()
     return report
 
@@ -388,14 +392,3 @@ def _results(
         )
         for i, passage in enumerate(each.text for each in own.passages)
     )
-
-
-def _track(report: UnlearningReport, log_with: Any, output: str | Path | None) -> None:
-    """Hand the scores to accelerate's trackers: one step for each λ, in the order of the report."""
-    accelerator = make_accelerator(log_with=log_with, project_dir=None if output is None else str(output))
-    accelerator.init_trackers("hf_taskvec")
-    for step, scale in enumerate(report.scales):
-        here = [score for score in report.scores if score.scale == scale]
-        values = {f"{s.book}/{s.split}/{s.metric}": s.value.value for s in here}
-        accelerator.log({"scale": scale, **values}, step=step)
-    accelerator.end_training()

@@ -1,4 +1,4 @@
-"""All scores of a report as a table of pandas."""
+"""All scores of a report as tables of pandas."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,3 +31,23 @@ def score_frame(report: UnlearningReport) -> "DataFrame":
 
     rows = [row(report.names.short(score.scale), score.scale, score) for score in report.scores]
     return pandas.DataFrame(rows + [row(score.reference, None, score) for score in report.reference_scores])
+
+
+def utility_frame(report: UnlearningReport) -> "DataFrame":
+    """A row for each ability that no book measures, and each λ (or edit, or reference model)."""
+    import pandas
+
+    rows = [
+        {
+            "metric": score.metric,
+            "edit": score.reference if score.scale is None else report.names.short(score.scale),
+            "scale": score.scale,
+            "documents": score.n,
+            "value": score.value.value,
+            "low": score.value.low,
+            "high": score.value.high,
+            "difference": score.difference.value,
+        }
+        for score in report.utility
+    ]
+    return pandas.DataFrame(rows)

@@ -228,6 +228,15 @@ def _membership(report: UnlearningReport) -> str:
 
 
 def _utility(report: UnlearningReport) -> str:
+    note = (
+        "Abilities that no book measures. Square brackets: bootstrap intervals over documents, where a score is the "
+        "mean of theirs. Round brackets: the difference from the untouched model on the same documents."
+    )
+    return f"## Utility\n\n{note}\n\n{utility_table(report)}"
+
+
+def utility_table(report: UnlearningReport) -> str:
+    """Abilities that no book measures: λ across (and the reference models, if any), scores down."""
     rows: dict[str, dict[str, str]] = {}
     for found in report.utility:
         head = report.names.head(found.scale) if found.scale is not None else reference_head(found.reference or "")
@@ -235,11 +244,7 @@ def _utility(report: UnlearningReport) -> str:
         if found.scale != 0:
             text += f"<br>({format_interval(found.difference, 3, sign=True)})"
         rows.setdefault(found.metric, {})[head] = text
-    note = (
-        "Abilities that no book measures. Square brackets: bootstrap intervals over documents, where a score is the "
-        "mean of theirs. Round brackets: the difference from the untouched model on the same documents."
-    )
-    return f"## Utility\n\n{note}\n\n{_table(_heads(report), rows, 'task', turned=bool(report.edits))}"
+    return _table(_heads(report), rows, "task", turned=bool(report.edits))
 
 
 def _tests(report: UnlearningReport) -> str:
