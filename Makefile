@@ -7,7 +7,7 @@ WORKERS ?= 2
 # of a file share is made by one worker, not by all.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-fuzz test-mergekit test-lowest quality bench clean test-matrix matrix-table docs docs-serve space
+.PHONY: demo test test-slow test-fuzz test-mergekit test-lowest quality bench clean test-matrix matrix-table docs docs-serve space test-llama-cpp
 
 demo: .venv/ready
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --num_cpu_threads_per_process 2 --mixed_precision no --dynamo_backend no recipes/unlearn.py
@@ -32,6 +32,19 @@ matrix-table: .venv/ready
 # mergekit pins old versions of its dependencies, so it lives in a virtual environment of its own.
 test-mergekit: .venv/ready .venv-mergekit/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/merging/test_mergekit_parity.py tests/integrations/test_mergekit.py
+
+# llama.cpp out of the source of the package llama-cpp-python, compiled with cmake: a quarter of an hour, once.
+test-llama-cpp: .venv/ready .llama.cpp/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'slow or not slow' tests/application/test_gguf_adapter.py
+
+.llama.cpp/ready:
+	rm -rf .llama.cpp && mkdir .llama.cpp
+	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python -d .llama.cpp llama-cpp-python==0.3.36
+	tar xzf .llama.cpp/*.tar.gz -C .llama.cpp --strip-components=3 --wildcards '*/vendor/llama.cpp'
+	cmake -S .llama.cpp -B .llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_OPENSSL=OFF > .llama.cpp/build.log
+	cmake --build .llama.cpp/build -j $(WORKERS) --target llama-debug >> .llama.cpp/build.log
+	touch $@
 
 quality: .venv/ready
 	$(BIN)/ruff check .
@@ -88,4 +101,4 @@ test-lowest: .venv-lowest/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mergekit .venv-lowest outputs
+	rm -rf .venv .venv-mergekit .venv-lowest .llama.cpp outputs

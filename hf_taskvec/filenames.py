@@ -14,6 +14,8 @@ FSDP_FOLDER = "pytorch_model_fsdp_0"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SAFETENSORS = "adapter_model.safetensors"
 ADAPTER_WEIGHTS = (ADAPTER_SAFETENSORS, "adapter_model.bin")
+#: the same for llama.cpp, beside the others
+ADAPTER_GGUF = "adapter.gguf"
 
 #: a saved task vector, for people to read; its tensors lie beside it
 VECTOR_RECORD = "taskvec.json"

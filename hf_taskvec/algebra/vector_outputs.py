@@ -244,7 +244,7 @@ class VectorOutputs(VectorConstructors):
         base: str | Path | None = None,
         dense: Literal["refuse", "save", "drop"] = "refuse",
         uniform_rank: bool = False,
-        serve: Literal["vllm"] | None = None,
+        serve: Literal["vllm", "llama.cpp"] | None = None,
         dtype: torch.dtype | str = torch.float32,
         overwrite: bool = False,
         scale: float = 1.0,
@@ -268,9 +268,10 @@ class VectorOutputs(VectorConstructors):
                 leaves them out, `"refuse"` raises and names them.
             uniform_rank (`bool`, *optional*, defaults to `False`):
                 Pad all factors to one rank, as some serving engines want it.
-            serve (`"vllm"`, *optional*):
-                Write what vLLM takes, and refuse what it cannot: one rank of at most 512, and factors only.
-                `hf_taskvec.application.max_lora_rank(output)` tells what to start it with.
+            serve (`"vllm"` or `"llama.cpp"`, *optional*):
+                Write what an engine takes, and refuse what it cannot. For vLLM: one rank of at most 512, and factors
+                only; `hf_taskvec.application.max_lora_rank(output)` tells what to start it with. For llama.cpp (and
+                Ollama): a GGUF file beside PEFT's, `adapter.gguf`, which is scaled when it is loaded.
             dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
                 Of the stored factors.
             overwrite (`bool`, *optional*, defaults to `False`):
@@ -338,7 +339,7 @@ class VectorOutputs(VectorConstructors):
         base: str | Path | None = None,
         dense: Literal["refuse", "save", "drop"] = "refuse",
         uniform_rank: bool = False,
-        serve: Literal["vllm"] | None = None,
+        serve: Literal["vllm", "llama.cpp"] | None = None,
         dtype: torch.dtype | str = torch.float32,
         **options: "Unpack[PushOptions]",
     ) -> "Pushed":
@@ -357,9 +358,10 @@ class VectorOutputs(VectorConstructors):
                 What to do with changes that are not low-rank; see `to_adapter`.
             uniform_rank (`bool`, *optional*, defaults to `False`):
                 Pad all factors to one rank, as some serving engines want it.
-            serve (`"vllm"`, *optional*):
-                Write what vLLM takes, and refuse what it cannot: one rank of at most 512, and factors only.
-                `hf_taskvec.application.max_lora_rank(output)` tells what to start it with.
+            serve (`"vllm"` or `"llama.cpp"`, *optional*):
+                Write what an engine takes, and refuse what it cannot. For vLLM: one rank of at most 512, and factors
+                only; `hf_taskvec.application.max_lora_rank(output)` tells what to start it with. For llama.cpp (and
+                Ollama): a GGUF file beside PEFT's, `adapter.gguf`, which is scaled when it is loaded.
             dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.float32`):
                 Of the stored factors.
             options (`PushOptions`, *optional*):

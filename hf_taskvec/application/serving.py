@@ -1,16 +1,20 @@
-"""What engines that serve adapters without PEFT ask of one: uniform ranks, and nothing but factors."""
+"""What engines that serve adapters without PEFT ask of one: uniform ranks, and nothing but factors.
+
+vLLM reads PEFT's files; llama.cpp, a GGUF file beside them (`gguf_adapter.py`).
+"""
 
 import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hf_taskvec.errors import BadValueError, CorruptFileError, UnsupportedError
-from hf_taskvec.filenames import ADAPTER_CONFIG
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_GGUF
 from hf_taskvec.json_files import read_json
 
 #: engines for which an adapter can be exported
-ServeChoice = Literal["vllm"]
+ServeChoice = Literal["vllm", "llama.cpp"]
 _ENGINES: tuple[str, ...] = get_args(ServeChoice)
+_CALLED = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 # What vLLM's LoRAConfig takes as max_lora_rank (vllm/config/lora.py, 0.33).
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -23,14 +27,15 @@ def check_serving(serve: str | None, dense: str) -> None:
         raise BadValueError(f"serve={serve!r} is not one of {', '.join(map(repr, _ENGINES))}.")
     if dense == "save":
         raise UnsupportedError(
-            "vLLM takes no whole values (modules_to_save, trained biases) in an adapter, so dense='save' is not for "
-            "serve='vllm'. Leave them out with dense='drop', or write a whole model with apply() and serve that."
+            f"{_CALLED[serve]} takes no whole values (modules_to_save, trained biases) in an adapter, so dense='save' "
+            f"is not for serve={serve!r}. Leave them out with dense='drop', or write a whole model with apply() and "
+            "serve that."
         )
 
 
 def check_served_rank(serve: str | None, rank: int) -> None:
     """Refuse a rank that the engine cannot be set to."""
-    if serve is not None and rank > _RANKS[-1]:
+    if serve == "vllm" and rank > _RANKS[-1]:
         raise UnsupportedError(
             f"the adapter would have rank {rank}, and vLLM serves no more than {_RANKS[-1]}. Compress it: "
             "vector.compress(rank=...); or write a whole model with apply() and serve that."
@@ -68,7 +73,8 @@ def max_lora_rank(adapter: str | Path) -> int:
 
 def serving_command(adapter: Path, serve: ServeChoice, base: str | None) -> str:
     """The command line that serves an adapter."""
-    assert serve == "vllm"
+    if serve == "llama.cpp":
+        return f"llama-server -m BASE.gguf --lora-scaled {adapter / ADAPTER_GGUF}:1.0"
     name = json.dumps(adapter.name)[1:-1]
     return (
         f"vllm serve {base or 'BASE'} --enable-lora --max-lora-rank {max_lora_rank(adapter)} "

@@ -21,10 +21,11 @@ from hf_taskvec.application.exportable_changes import (
     held_as_factors,
     without_zeros,
 )
+from hf_taskvec.application.gguf_adapter import check_gguf, write_gguf_adapter
 from hf_taskvec.application.peft_loading import check_loads, target_modules
 from hf_taskvec.application.serving import ServeChoice, check_served_rank, check_serving
 from hf_taskvec.errors import BadValueError, MissingFileError, UnsupportedError
-from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
+from hf_taskvec.filenames import ADAPTER_CONFIG, ADAPTER_GGUF, ADAPTER_RECORD, ADAPTER_SAFETENSORS, CONFIG
 from hf_taskvec.files.output_folder import new_folder
 from hf_taskvec.files.safetensors_writer import SafetensorsWriter, TensorSpec
 from hf_taskvec.hub_names import is_folder, split_revision, split_subfolder
@@ -66,6 +67,8 @@ def to_adapter(
     where, revision = (given, None) if given else (own, own_revision)
     found = _located(where, revision, required=given is not None)
     known = _known(found)
+    if serve == "llama.cpp":
+        check_gguf(known.config, dtype)
     layout = known.layout
     if layout.shapes:
         check_fits(whole, known, may_grow=dense == "drop")
@@ -93,6 +96,9 @@ def to_adapter(
             for name, tensor in tensors.items():
                 writer.write(name, tensor)
         (part / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+        if serve == "llama.cpp":
+            named_factors = {layers[module]: _up_down(kinds[module], *pair) for module, pair in factors.items()}
+            write_gguf_adapter(part / ADAPTER_GGUF, named_factors, known.config, dtype, str(whole.expression))
         if model is not None:
             check_loads(lambda: _without_weights(known), part, layers)
         origin = {
@@ -210,11 +216,16 @@ def _padded(factors: _Factors) -> _Factors:
     }
 
 
+def _up_down(kind: str, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """PEFT's `B` and `A` of a stored weight that is `left @ right`."""
+    return (left, right) if kind == "linear" else (right.T, left.T)
+
+
 def _entries(
     module: str, kind: str, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """A layer's factors under PEFT's names: `B @ A` for a linear layer, transposed for Conv1D and embeddings."""
-    up, down = (left, right) if kind == "linear" else (right.T, left.T)
+    up, down = _up_down(kind, left, right)
     a, b = ("lora_embedding_A", "lora_embedding_B") if kind == "embedding" else ("lora_A.weight", "lora_B.weight")
     prefix = f"base_model.model.{module}"
     return {

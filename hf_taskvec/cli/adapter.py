@@ -39,7 +39,8 @@ def adapter_command(
         str, typer.Option(help="Changes that are not low-rank: refuse, save (whole values) or drop.")
     ] = "refuse",
     serve: Annotated[
-        str | None, typer.Option(help="For an engine without PEFT: vllm. Tells the command that serves it.")
+        str | None,
+        typer.Option(help="For an engine without PEFT: vllm or llama.cpp. Tells the command that serves it."),
     ] = None,
     overwrite: OverwriteOption = False,
     dry_run: DryRunOption = False,
@@ -66,14 +67,15 @@ def adapter_command(
     if rank is not None:
         found = found.compress(rank=rank)
     checked_there = cast("Literal['refuse', 'save', 'drop']", dense)
-    engine = cast("Literal['vllm'] | None", serve)
+    engine = cast("Literal['vllm', 'llama.cpp'] | None", serve)
     found.to_adapter(output, base_name, base=base, dense=checked_there, serve=engine, overwrite=overwrite, scale=amount)
     values: dict[str, Any] = {"scale": amount, "expression": (found * amount).expression}
     lines = []
     if engine is not None:
         from hf_taskvec.application.serving import max_lora_rank, serving_command
 
-        values["max_lora_rank"] = max_lora_rank(output)
+        if engine == "vllm":
+            values["max_lora_rank"] = max_lora_rank(output)
         lines = [serving_command(output, engine, base_name or base)]
     finish_with_report(output, measured, values, json, more=lines)
     return None

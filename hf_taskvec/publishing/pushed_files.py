@@ -32,7 +32,12 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")  # p
 # What `apply`, `to_adapter` and `save` write themselves; the rest of a model is what transformers knows by its name.
 _OWN: dict[ContentKind, tuple[str, ...]] = {
     "model": ("model*.safetensors", filenames.WEIGHTS_INDEX, filenames.MODEL_RECORD),
-    "adapter": (filenames.ADAPTER_SAFETENSORS, filenames.ADAPTER_CONFIG, filenames.ADAPTER_RECORD),
+    "adapter": (
+        filenames.ADAPTER_SAFETENSORS,
+        filenames.ADAPTER_CONFIG,
+        filenames.ADAPTER_RECORD,
+        filenames.ADAPTER_GGUF,
+    ),
     "vector": ("taskvec*.safetensors", filenames.VECTOR_RECORD),
 }
 _BESIDE = (filenames.MODEL_CARD, filenames.COMMAND_RECORD)
