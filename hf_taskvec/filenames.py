@@ -46,6 +46,8 @@ COMMAND_RECORD = "taskvec-command.json"
 REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_PAGE = "report.html"
+#: a published report's scores, a line each, as `datasets` reads them
+REPORT_SCORES = "scores.jsonl"
 REPORT_FOLDER = "report"
 #: a report's plots, without their endings
 REPORT_PLOTS = ("scores", "forgetting", "pareto", "samples")

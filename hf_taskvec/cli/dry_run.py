@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_taskvec.cli.results import CommandResult
 from hf_taskvec.errors import MissingFileError
+from hf_taskvec.hub_client import hub_api
 from hf_taskvec.hub_names import split_revision, split_subfolder
 from hf_taskvec.sizes import file_size
 
@@ -79,13 +80,12 @@ def _files(where: str, token: str | bool | None) -> list[tuple[str, int]]:
     folder = Path(where)
     if folder.is_dir():
         return [(path.name, path.stat().st_size) for path in folder.iterdir() if path.is_file()]
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     named, revision = split_revision(where)
     name, inside = split_subfolder(named)
     try:
-        info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True)
+        info = hub_api(token).model_info(name, revision=revision, files_metadata=True)
     except (HTTPError, HFValidationError, ConnectionError) as error:
         raise MissingFileError(
             f"{where!r} is neither a folder here nor a repository that the Hub gave ({type(error).__name__})."

@@ -27,10 +27,11 @@ Utility = Sequence[str] | Callable[[Any], Mapping[str, float]]
 
 
 class Measured(NamedTuple):
-    """A score, and what it is the mean of, one value a document; nothing, if it is no mean or nobody knows."""
+    """A score, what it is the mean of, one value a document (nothing, if nobody knows), and the data set."""
 
     value: float
     documents: tuple[float, ...] = ()
+    dataset: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,11 @@ class LmEvalMetric:
         if found is None:
             raise UnsupportedError("lm-eval gives results in the main process alone: score λ in one process.")
         return {
-            f"{task}/{name.removesuffix(',none')}": Measured(float(value), _documents(found, task, name, float(value)))
+            f"{task}/{name.removesuffix(',none')}": Measured(
+                float(value),
+                _documents(found, task, name, float(value)),
+                str(found["configs"].get(task, {}).get("dataset_path") or ""),
+            )
             for task, values in found["results"].items()
             for name, value in values.items()
             if isinstance(value, Real) and not isinstance(value, bool) and "_stderr" not in name and "," in name
@@ -222,6 +227,7 @@ def utility_scores(
             where if isinstance(where, str) else None,
             len(values[name].documents),
             *_intervals(values[name], untouched[name], draws),
+            values[name].dataset,
         )
         for name in untouched
         for where, values in found.items()

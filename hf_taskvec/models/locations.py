@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_taskvec.errors import MissingFileError
+from hf_taskvec.hub_client import hub_api
 from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision, split_subfolder
 
 
@@ -49,14 +50,13 @@ def locate(where: str | Path, revision: str | None, token: str | bool | None, pa
         return _cached(folder) or LocatedFolder(folder, folder.resolve().name, None)
     if isinstance(where, Path) or not may_be_hub_id(where):
         raise MissingFileError(f"there is no folder {folder.name[:255]!r} at the given path.")
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     where, revision = split_revision(where, revision)
     repository, inside = split_subfolder(where)
     wanted = patterns if inside is None else [f"{inside}/{pattern}" for pattern in patterns]
     try:
-        found = snapshot_download(repository, revision=revision, token=token, allow_patterns=wanted)
+        found = hub_api(token).snapshot_download(repository, revision=revision, allow_patterns=wanted)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise MissingFileError(

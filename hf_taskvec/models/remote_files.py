@@ -19,6 +19,7 @@ from typing_extensions import override
 from hf_taskvec.algebra.sources import sampled_places
 from hf_taskvec.errors import CorruptFileError, HubError, MissingFileError
 from hf_taskvec.filenames import WEIGHTS, WEIGHTS_INDEX
+from hf_taskvec.hub_client import hub_api, hub_headers
 from hf_taskvec.models.locations import Location
 from hf_taskvec.models.tensor_files import StoredTensor, TensorFile, open_shards
 
@@ -51,10 +52,10 @@ class HubFile:
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import HfHubHTTPError, HTTPError
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         url = hf_hub_url(self.repository, self.name, revision=self.commit)
-        headers = {**build_hf_headers(token=self.token), "Range": f"bytes={start}-{stop - 1}"}
+        headers = {**hub_headers(self.token), "Range": f"bytes={start}-{stop - 1}"}
         reason = ""
         for number in range(_TRIES):
             if number:
@@ -201,9 +202,7 @@ def open_remote(folder: Path, repository: str, commit: str, token: str | bool | 
         `CorruptFileError`: If index and shards do not belong together.
         `HubError`: If the Hub does not give the headers.
     """
-    from huggingface_hub import HfApi
-
-    info = HfApi(token=token).model_info(repository, revision=commit, files_metadata=True)
+    info = hub_api(token).model_info(repository, revision=commit, files_metadata=True)
     files: Mapping[str, HubFile] = {
         each.rfilename: HubFile(
             repository, commit, each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, token

@@ -8,6 +8,8 @@
 - `model_card`: the card of an artifact, from the templates in `model_cards/`.
 - `card_front_matter`: a card's metadata, and the schema that it must meet.
 - `card_evaluation`: what a card shows of a sweep's report, and what of the report is published.
+- `eval_results`: scores on data sets of the Hub, for its leaderboards.
+- `collection`: a base, its vectors, and what was made with them, in a collection.
 - `notation`: the algebra's notation, read safely, and written as code and as a formula.
 - `privacy`: what must never be published: tokens, paths of this machine, the name of its user.
 
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING
 from hf_taskvec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_taskvec.publishing.collection import push_collection
     from hf_taskvec.publishing.model_card import card_for, write_card
     from hf_taskvec.publishing.push import Pushed, push_folder
     from hf_taskvec.publishing.written_folder import Artifact, open_artifact
@@ -30,6 +33,7 @@ _HOMES = {
     "Pushed": "push",
     "card_for": "model_card",
     "open_artifact": "written_folder",
+    "push_collection": "collection",
     "push_folder": "push",
     "write_card": "model_card",
 }
@@ -39,6 +43,7 @@ __all__ = [
     "Pushed",
     "card_for",
     "open_artifact",
+    "push_collection",
     "push_folder",
     "write_card",
 ]

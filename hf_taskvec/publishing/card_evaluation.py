@@ -1,5 +1,6 @@
 """What a card shows of a sweep's report, and what of the report is published: numbers, never the books' texts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,10 +115,13 @@ def _choice(report: "UnlearningReport") -> str:
 
 def published_report(report: "UnlearningReport") -> dict[str, bytes]:
     """The files of a report that go to the Hub: numbers, tables and plots. No text of any book is among them."""
+    from hf_taskvec.evaluation.reporting.score_frame import score_rows
+
     numbers = replace(report, passages=())
     files = {
         filenames.REPORT_JSON: numbers.to_json().encode(),
         filenames.REPORT_MARKDOWN: report.to_markdown().encode(),
+        filenames.REPORT_SCORES: "".join(f"{json.dumps(row)}\n" for row in score_rows(report)).encode(),
     }
     if _can_plot():
         from hf_taskvec.evaluation.reporting.plots import plot_files

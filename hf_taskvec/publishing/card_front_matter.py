@@ -12,6 +12,7 @@ from hf_taskvec.algebra.expressions import label_for
 from hf_taskvec.algebra.provenance import License, ModelRecord
 from hf_taskvec.errors import BadValueError
 from hf_taskvec.escaping import visible
+from hf_taskvec.hub_client import LIBRARY_NAME, hub_api
 from hf_taskvec.hub_names import CARD_ID
 from hf_taskvec.models.card_metadata import datasets_in, front_matter, license_in
 from hf_taskvec.models.folder_contents import ContentKind
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from hf_taskvec.evaluation.reporting.unlearning_report import UnlearningReport
 
-LIBRARY: dict[ContentKind, str] = {"model": "transformers", "adapter": "peft", "vector": "hf_taskvec"}
+LIBRARY: dict[ContentKind, str] = {"model": "transformers", "adapter": "peft", "vector": LIBRARY_NAME}
 # A vector, like an adapter, is of use on top of its base only; the Hub has no word of its own for it.
 RELATION: dict[ContentKind, str] = {"model": "merge", "adapter": "adapter", "vector": "adapter"}
 _METRICS = {"rouge_l": ("rouge", "Rouge-L (F1)"), "perplexity": ("perplexity", "Perplexity of the true continuation")}
@@ -94,11 +95,10 @@ def with_card(model: ModelRecord, token: str | bool | None = None) -> ModelRecor
     """The record with what the model's own card on the Hub states, where that was not recorded."""
     if model.license is not None or model.hub_id is None:
         return model
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
 
     try:
-        path = hf_hub_download(model.hub_id, filenames.MODEL_CARD, revision=model.revision, token=token)
+        path = hub_api(token).hf_hub_download(model.hub_id, filenames.MODEL_CARD, revision=model.revision)
     except (HTTPError, HFValidationError, LocalEntryNotFoundError, ConnectionError):
         return model  # no card, no access, no network: then nothing is known, and the card says so
     data = front_matter(Path(path).read_text("utf-8", errors="replace"))

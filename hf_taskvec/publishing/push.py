@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from hf_taskvec.errors import BadValueError, some
+from hf_taskvec.hub_client import hub_api
 from hf_taskvec.models.folder_contents import ContentKind
 from hf_taskvec.progress import library_bars
+from hf_taskvec.publishing.eval_results import HubScores
 from hf_taskvec.publishing.hub_commit import additions, deletions, errors_in_words, open_branch
 from hf_taskvec.publishing.pushed_files import files_to_push
 from hf_taskvec.publishing.uploaded_shards import uploaded_additions, uploaded_shard
@@ -36,6 +38,7 @@ class CommitOptions(TypedDict, total=False):
     """What a commit and its card can be told; `push_folder` says what each of them is."""
 
     report: "UnlearningReport | str | Path | None"
+    benchmarks: Sequence[HubScores]
     base_model: str | None
     datasets: Sequence[str]
     purpose: str | None
@@ -96,6 +99,7 @@ def push_folder(
     repo_id: str,
     *,
     report: "UnlearningReport | str | Path | None" = None,
+    benchmarks: Sequence[HubScores] = (),
     base_model: str | None = None,
     datasets: Sequence[str] = (),
     purpose: str | None = None,
@@ -122,6 +126,9 @@ def push_folder(
         report (`UnlearningReport`, `str` or `Path`, *optional*):
             Of the sweep that chose this edit: a report, its file or its folder; by default what the folder has under
             `report/`. It is pushed without the passages' texts, which may be under copyright.
+        benchmarks (`Sequence[BenchmarkReport]`, *optional*):
+            Of named benchmarks on this very model. Their metrics, and those of lm-eval's tasks in `report`, go into
+            `.eval_results/`, from which the Hub makes leaderboards.
         base_model (`str`, *optional*):
             The base's Hub id, for the card, if a copy in a folder was used.
         datasets (`Sequence[str]`, *optional*):
@@ -161,7 +168,7 @@ def push_folder(
         >>> push_folder(folder, "me/forgot", report="report").url  # doctest: +SKIP
         'https://huggingface.co/me/forgot/commit/...'
     """
-    from huggingface_hub import HfApi, utils
+    from huggingface_hub import utils
 
     check_repository(repo_id)
     artifact = open_artifact(folder)
@@ -169,6 +176,7 @@ def push_folder(
         artifact,
         repo_id,
         report=report,
+        benchmarks=benchmarks,
         base_model=base_model,
         datasets=datasets,
         purpose=purpose,
@@ -186,7 +194,7 @@ def push_folder(
         for name, content in sent.files.items()
         if isinstance(content, Path) and (shard := uploaded_shard(content)) is not None
     }
-    api = HfApi(token=token)
+    api = hub_api(token)
     message = commit_message or f"Push {_WORDS[artifact.kind]}: {artifact.provenance.expression}"[:72]
     with errors_in_words(repo_id), library_bars(progress, utils):
         head = open_branch(api, repo_id, private, revision)

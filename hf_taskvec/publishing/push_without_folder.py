@@ -13,14 +13,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import HfApi
-
 from hf_taskvec._version import __version__
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.application.to_checkpoint import MergeOptions, apply
 from hf_taskvec.distributed import is_launched
 from hf_taskvec.errors import UnsupportedError
 from hf_taskvec.filenames import PUSHES
+from hf_taskvec.hub_client import hub_api
 from hf_taskvec.hub_names import is_folder, split_revision
 from hf_taskvec.publishing.hub_commit import errors_in_words
 from hf_taskvec.publishing.push import CommitOptions, Pushed, PushOptions, check_repository, push_folder
@@ -70,9 +69,7 @@ def push_merged(
     key = hashlib.sha256(json.dumps([__version__, *made_of]).encode()).hexdigest()
     folder = _unfinished_pushes(work_folder) / f"taskvec-push-{key[:16]}"
     if not folder.exists():  # else everything was uploaded already, and the commit is missing
-        uploads = ShardUploads(
-            HfApi(token=token), repo_id, commit.get("private"), branch, commit.get("create_pr", False)
-        )
+        uploads = ShardUploads(hub_api(token), repo_id, commit.get("private"), branch, commit.get("create_pr", False))
         apply(vector, base, folder, stream=True, take=uploads.take, **options)
     pushed = push_folder(folder, repo_id, revision=branch, token=token, progress=options.get("progress"), **commit)
     shutil.rmtree(folder)
@@ -97,4 +94,4 @@ def _commit_of(base: str | Path, revision: str | None, token: str | bool | None)
         return revision
     name, revision = split_revision(str(base), revision)
     with errors_in_words(name):
-        return HfApi(token=token).model_info(name.partition(":")[0], revision=revision).sha
+        return hub_api(token).model_info(name.partition(":")[0], revision=revision).sha

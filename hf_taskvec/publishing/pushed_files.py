@@ -17,7 +17,8 @@ from hf_taskvec.hub_names import is_folder, may_be_hub_id, split_revision
 from hf_taskvec.json_files import read_json
 from hf_taskvec.models.companions import companion_files
 from hf_taskvec.models.folder_contents import ContentKind
-from hf_taskvec.publishing.card_evaluation import find_report, published_report
+from hf_taskvec.publishing.card_evaluation import find_report, published_report, reported_scale
+from hf_taskvec.publishing.eval_results import HubScores, eval_result_files
 from hf_taskvec.publishing.model_card import card_for, check_card
 from hf_taskvec.publishing.privacy import check_file, check_secrets, check_text
 from hf_taskvec.publishing.written_folder import Artifact
@@ -63,6 +64,7 @@ def files_to_push(
     repo_id: str,
     *,
     report: "UnlearningReport | str | Path | None" = None,
+    benchmarks: Sequence[HubScores] = (),
     base_model: str | None = None,
     datasets: Sequence[str] = (),
     purpose: str | None = None,
@@ -75,6 +77,8 @@ def files_to_push(
     files, left_out = _chosen(artifact, include)
     if found is not None:
         files |= {f"{filenames.REPORT_FOLDER}/{name}": content for name, content in published_report(found).items()}
+    if artifact.kind != "vector":
+        files |= eval_result_files(found, reported_scale(artifact, found), benchmarks)
     if filenames.MODEL_CARD in files:
         try:
             card = (artifact.folder / filenames.MODEL_CARD).read_text("utf-8")

@@ -120,6 +120,7 @@ class Request:
     status: int  # 0 for an upload that was dropped
     received: int
     sent: int
+    agent: str = ""  # who asked, by its own words
 
 
 @dataclass
@@ -178,6 +179,7 @@ class HubServer:
     def __init__(self) -> None:
         self.tokens = {TOKEN: "me", OTHER_TOKEN: "other"}
         self.log: list[Request] = []
+        self.collections: dict[str, dict[str, Any]] = {}
         self.lock = threading.RLock()
         self._repos: dict[tuple[str, str], Repo] = {}
         self._faults: list[Fault] = []
@@ -227,7 +229,7 @@ class HubServer:
     def clear(self) -> None:
         """Forget repos, log and faults, and empty the client's caches on disk; the addresses stay."""
         with self.lock:
-            for memory in (self._repos, self._faults, self.log):
+            for memory in (self._repos, self._faults, self.log, self.collections):
                 memory.clear()
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(exist_ok=True)
@@ -350,6 +352,34 @@ class HubServer:
         self._add_commit(repo, "refs/heads/main", None, files, "initial commit")
         self._repos[kind, repo.id] = repo
         return Reply.of({"url": url, "name": repo.id, "id": repo.id})
+
+    def create_collection(self, call: Call) -> Reply:
+        if call.user is None or call.json["namespace"] != call.user:
+            raise HubError(403 if call.user else 401, "You don't have the rights to create this collection")
+        slug = f"{call.user}/{re.sub('[^a-z0-9]+', '-', call.json['title'].lower())}-{'0' * 24}"
+        if slug in self.collections:
+            raise HubError(409, "You already have a collection of this title", slug=slug)
+        told = {key: call.json.get(key) for key in ("title", "description", "private")}
+        fixed = {"owner": {"name": call.user}, "position": 0, "theme": "green", "upvotes": 0, "items": []}
+        made = {"slug": slug, "lastUpdated": "2026-01-01T00:00:00.000Z", **fixed, **told}
+        self.collections[slug] = made
+        return Reply.of(made)
+
+    def get_collection(self, call: Call, slug: str) -> Reply:
+        if slug not in self.collections:
+            raise HubError(404, "Collection not found")
+        return Reply.of(self.collections[slug])
+
+    def add_collection_item(self, call: Call, slug: str) -> Reply:
+        collection, item = self.collections[slug], call.json["item"]
+        if call.user is None or not slug.startswith(f"{call.user}/"):
+            raise HubError(403 if call.user else 401, "You don't have the rights to change this collection")
+        if (f"{item['type']}s", item["id"]) not in self._repos:
+            raise HubError(404, f"{item['id']} not found", "RepoNotFound")
+        note = {"note": {"text": call.json["note"], "html": ""}} if call.json.get("note") else {}
+        place = len(collection["items"])
+        collection["items"].append({"_id": f"{place:024}", "position": place, **item, **note})
+        return Reply.of(collection)
 
     def validate_card(self, call: Call) -> Reply:
         card = _read_card(call.json["content"])
@@ -554,6 +584,9 @@ HUB_ROUTES: list[Route] = [
     ("GET", "/api/whoami-v2", HubServer.whoami, "none"),
     ("POST", "/api/repos/create", HubServer.create_repo, "none"),
     ("POST", "/api/validate-yaml", HubServer.validate_card, "none"),
+    ("POST", "/api/collections", HubServer.create_collection, "none"),
+    ("GET", "/api/collections/([^/]+/[^/]+)", HubServer.get_collection, "none"),
+    ("POST", "/api/collections/([^/]+/[^/]+)/items", HubServer.add_collection_item, "none"),
     ("GET", rf"{_API}/revision/([^/]+)", HubServer.repo_info, "read"),
     ("GET", rf"{_API}/refs", HubServer.refs, "read"),
     ("GET", rf"{_API}/tree/([^/]+)(?:/(.+))?", HubServer.tree, "read"),
@@ -601,7 +634,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.cut_to_range(reply)
         sent = b"" if self.command == "HEAD" else content[:drop_after]
         with self.hub.lock:  # before the answer is out, since a test may count as soon as its call returns
-            self.hub.log.append(Request(line, reply.status, length, len(sent)))
+            agent = self.headers.get("User-Agent", "")
+            self.hub.log.append(Request(line, reply.status, length, len(sent), agent))
         self.send_response(reply.status)
         for name, value in {"Content-Length": str(len(content)), **reply.headers}.items():
             self.send_header(name, value)

@@ -95,6 +95,16 @@ class BenchmarkReport:
     def __str__(self) -> str:
         return self.to_markdown()
 
+    def hub_scores(self) -> list[tuple[str, str, float, str]]:
+        """Every metric as the Hub's leaderboards take it: the data set, the metric, its value and a note.
+
+        Returns:
+            `list[tuple[str, str, float, str]]`: One for each metric.
+        """
+        dataset = self.parts[0].source.split()[0]  # `me/data (config, split x)`
+        notes = f"{self.benchmark} by hf_taskvec, prompts {self.prompt.name}"
+        return [(dataset, name, value, notes) for name, value in self.metrics.items()]
+
     def metric(self, name: str) -> float:
         """The metric of that name.
 

@@ -105,6 +105,8 @@ class UtilityScore:
             The score.
         difference (`Interval`):
             Compared with λ=0, on the same documents.
+        dataset (`str`, *optional*):
+            What was asked, such as a Hub id; empty if it is not known.
     """
 
     metric: str
@@ -113,6 +115,7 @@ class UtilityScore:
     n: int
     value: Interval
     difference: Interval
+    dataset: str = ""
 
 
 @dataclass(frozen=True)

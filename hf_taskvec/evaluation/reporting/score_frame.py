@@ -9,10 +9,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def score_frame(report: UnlearningReport) -> "DataFrame":
+def score_rows(report: UnlearningReport) -> list[dict[str, Any]]:
     """A row for each book, split, λ (or edit, or reference model) and metric."""
-    import pandas
-
     roles = {book.name: book.role for book in report.books}
 
     def row(edit: str, scale: float | None, score: Score | ReferenceScore) -> dict[str, Any]:
@@ -30,7 +28,14 @@ def score_frame(report: UnlearningReport) -> "DataFrame":
         }
 
     rows = [row(report.names.short(score.scale), score.scale, score) for score in report.scores]
-    return pandas.DataFrame(rows + [row(score.reference, None, score) for score in report.reference_scores])
+    return rows + [row(score.reference, None, score) for score in report.reference_scores]
+
+
+def score_frame(report: UnlearningReport) -> "DataFrame":
+    """The same as a table of pandas."""
+    import pandas
+
+    return pandas.DataFrame(score_rows(report))
 
 
 def utility_frame(report: UnlearningReport) -> "DataFrame":
