@@ -1,9 +1,10 @@
 """Progress bars of long calls: on a terminal, unless the caller says otherwise, and only in the main process."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from hf_taskvec.distributed import is_main_process
 from hf_taskvec.escaping import visible
@@ -12,6 +13,24 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 _Item = TypeVar("_Item")
+#: seconds after which a call that is not on a terminal says how far it is
+LONG = 60.0
+
+
+class _Lines:
+    """A stream in which a bar that is drawn anew is a new line; of the first minute there is none."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._begin = stream, time.monotonic()
+
+    def write(self, text: str) -> None:
+        """Write what a bar draws."""
+        if text.strip() and time.monotonic() - self._begin >= LONG:
+            self._stream.write(f"{text.strip()}\n")
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
 
 
 def progress_bar(
@@ -35,10 +54,16 @@ def progress_bar(
     from tqdm.auto import tqdm
 
     shown = progress if is_main_process() else False
+    if shown is None and not sys.stderr.isatty():
+        # A log: nothing of what is short, and of what is long a line a minute.
+        lines: dict[str, Any] = {"file": _Lines(sys.stderr), "delay": LONG, "mininterval": LONG, "miniters": 1}
+        return tqdm(
+            items, desc=visible(what), total=total, maxinterval=LONG, leave=False, ascii=True, **lines, **options
+        )
     return tqdm(items, desc=visible(what), total=total, disable=None if shown is None else not shown, **options)
 
 
-def progress_line(text: str, progress: bool | None) -> None:
+def progress_line(text: str, progress: bool | None, seconds: float = 0.0) -> None:
     """Write a line between the progress bars of a long call, where these are shown.
 
     Args:
@@ -46,9 +71,11 @@ def progress_line(text: str, progress: bool | None) -> None:
             What is done next.
         progress (`bool` or `None`):
             As for `progress_bar`.
+        seconds (`float`, *optional*, defaults to 0.0):
+            How long it will take. What takes longer than a minute is told where there is no terminal, too: in a log.
 
     """
-    shown = sys.stderr.isatty() if progress is None else progress
+    shown = (sys.stderr.isatty() or seconds > LONG) if progress is None else progress
     if shown and is_main_process():
         print(visible(text), file=sys.stderr)
 

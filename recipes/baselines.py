@@ -46,6 +46,7 @@ from hf_taskvec.experiments.unlearning.compared_methods import (
     unlearned_edits,
 )
 from hf_taskvec.experiments.unlearning.unlearn_inputs import prepare_unlearning
+from hf_taskvec.experiments.unlearning.work_ahead import work_ahead
 from hf_taskvec.files.results_folder import open_results_folder
 from hf_taskvec.forgetting.edit_kinds import ForgetCase, check_kinds
 from hf_taskvec.forgetting.edit_search import search_edits
@@ -64,6 +65,7 @@ def main(arguments: list[str] | None = None) -> UnlearningReport:
     logging.disable_progress_bar()  # of loading and saving; the stages have their own
     given = prepare_unlearning(config)  # all that can be wrong with the input is found here, before any work
     output = open_results_folder(config.output, config.resolved(given.inputs), config.force)
+    print_once(work_ahead(config, given))
     stages = TrainingStages(
         Path(config.cache or output / "stages"),
         config.force,

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
 def read_book(path: str, role: Role, config: ExperimentConfig) -> Book:
     """A book from a file, cut to the number of words that the config asks for."""
-    book = load_book(path, role=role, block_words=config.section_words, held_out=config.held_out, seed=config.seed)
+    book = load_book(
+        path,
+        role=role,
+        block_words=config.section_words,
+        held_out=config.held_out,
+        seed=config.seed,
+        prose=config.prose,
+    )
     if config.words is None or book.pairs:
         return book
     return make_book(" ".join(book.text.split(" ")[: config.words]), book.name, role, config)

@@ -62,6 +62,7 @@ class ExperimentConfig:
     )
     section_words: int = option(1000, "Words in a section, which is trained on or held out as a whole.")
     held_out: float = option(0.3, "The share of the sections that is held out.")
+    prose: bool = option(True, "Leave title pages, contents and headings out of the books' files.")
 
     # The embedded model, which is pretrained on general prose of the same generator.
     general_words: int = option(60_000, "Words of general prose that the embedded model is pretrained on.")

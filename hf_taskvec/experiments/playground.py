@@ -93,7 +93,13 @@ def make_playground(folder: str | Path, *, progress: bool | None = None) -> Play
         model.save_pretrained(folder / "start")
     tokenizer = load_tokenizer(folder / "start")
     books = tuple(
-        load_book(folder / f"{name}.txt", role=role, block_words=100, held_out=0.5 if role == "forget" else 0.25)
+        load_book(
+            folder / f"{name}.txt",
+            role=role,
+            block_words=100,
+            held_out=0.5 if role == "forget" else 0.25,
+            prose=False,  # headings are a part of what is made up
+        )
         for name, role in zip(written, _ROLES, strict=True)
     )
     one, two, other = books
@@ -111,7 +117,7 @@ def make_playground(folder: str | Path, *, progress: bool | None = None) -> Play
     def train(base: Path, output: Path, settings: TrainingSettings, *some: Book) -> None:
         finetune(base, made.blocks(*some), settings, output, tokenizer=tokenizer, progress=progress)
 
-    train(folder / "start", made.base, _LANGUAGE, load_book(folder / "general.txt", held_out=0.0))
+    train(folder / "start", made.base, _LANGUAGE, load_book(folder / "general.txt", held_out=0.0, prose=False))
     train(made.base, made.tuned, _BOOKS, one)
     train(made.base, made.adapter, _LORA, two)
     train(made.base, made.adapter_2, _LORA, other)

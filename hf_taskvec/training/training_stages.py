@@ -14,6 +14,7 @@ from hf_taskvec.models.fingerprints import full_fingerprint
 from hf_taskvec.training.accelerators import resolve_precision
 from hf_taskvec.training.finetuning import finetune
 from hf_taskvec.training.settings import SETTINGS_VERSION, TrainingSettings
+from hf_taskvec.training.training_cost import training_cost
 
 if TYPE_CHECKING:
     import datasets
@@ -83,7 +84,8 @@ class TrainingStages:
         folder = self.cache / f"{name}-{key[:12]}"
         if self.tell is not None:
             done = folder.exists() and not self.force
-            self.tell(f"{name}: {'done before' if done else 'fine-tuning'} ({folder.name})")
+            doing = "done before" if done else f"fine-tuning on {training_cost(base, blocks, settings)}"
+            self.tell(f"{name}: {doing} ({folder.name})")
         finetune(
             base,
             blocks,

@@ -91,7 +91,7 @@ def run_seed(options: argparse.Namespace, seed: int) -> None:
     flags = SETTINGS | {"base-model": options.model, "seed": str(seed), "output": str(output)}
     given = [part for name, value in flags.items() for part in (f"--{name}", value)]
     given += [part for name, values in LISTS.items() for part in (f"--{name}", *values)]
-    recipe.main([*given, "--books", *options.books])
+    recipe.main([*given, "--prose", "false", "--books", *options.books])  # as the first seeds were made
 
 
 def table(seeds: list[list[dict[str, Any]]]) -> str:

@@ -328,7 +328,7 @@ def read(path: str, role: Role, seed: int, skip: int = 0) -> Book:
 
     held_out = 0.5 if role == "forget" else 0.0
     words = WORDS * (2 if held_out else 1)
-    whole = load_book(path, held_out=0.0)
+    whole = load_book(path, held_out=0.0, prose=False)  # as its first cases were made
     text = " ".join(whole.text.split(" ")[skip : skip + words])
     data = datasets.Dataset.from_dict({"text": [text]})
     return load_book(data, whole.name, role=role, block_words=150, held_out=held_out, seed=seed)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from hf_taskvec.errors import BadValueError, MissingFileError, MissingNameError
 from hf_taskvec.evaluation import check_leaks, load_book, protocols
-from hf_taskvec.evaluation.texts.cleaning import chapters, mend, sentences
+from hf_taskvec.evaluation.texts.cleaning import chapters, mend, prose, sentences
 from hf_taskvec.evaluation.texts.passages import find_passages
 from hf_taskvec.evaluation.texts.word_tokens import words
 
@@ -36,9 +36,7 @@ def test_gutenberg_matter_hyphens_and_line_breaks_are_mended(tmp_path):
     path = tmp_path / "tests.txt"
     path.write_bytes(raw.encode())
     text = load_book(path).text
-    assert text.startswith(
-        "Chapter 1\n\nThe wonderful well-known and well-known thing--it stood there.\n\nA verse\nof two lines"
-    )
+    assert text.startswith("The wonderful well-known and well-known thing--it stood there.\n\nA verse\nof two lines")
     assert text.endswith(STORY[-30:])
     assert "Gutenberg" not in text and "286" not in text.split("\n\n")
 
@@ -87,10 +85,78 @@ def test_the_split_is_seeded_and_every_section_ends_a_sentence(alice, books):
 
 
 def test_chapters_are_found_and_can_be_the_split(books):
-    book = load_book(books / "carroll_1_alice.txt", split_by="chapters")
+    book = load_book(books / "carroll_1_alice.txt", split_by="chapters", prose=False)
     assert len(book.sections) == 12
     assert all(book.text[s.start :].startswith("CHAPTER") for s in book.sections)
     assert len(chapters(load_book(books / "austen_pride_and_prejudice.txt").text)) == 61
+
+
+FRONT = """
+*** START OF THE PROJECT GUTENBERG EBOOK THE LAMPS ***
+
+Produced by Nobody in Particular
+
+THE LAMPS
+
+by
+
+A. Writer
+
+Author of The Boats; The Rooms; and Other Stories, etc.
+
+CONTENTS
+
+CHAPTER I. The First Lamp
+
+CHAPTER II. The Second Lamp
+
+ILLUSTRATIONS
+
+[Illustration: A lamp.]
+
+CHAPTER I.
+
+The First Lamp
+
+"""
+
+
+def test_front_matter_contents_and_headings_are_not_taken_for_prose(tmp_path):
+    first = "\n\n".join(
+        f"It was the evening of day {i}, and the lamp was lit as it was on all other days." for i in range(40)
+    )
+    second = "He said:\n\n“Light it.”\n\n  a song of lamps\n  a song of light\n\nAnd so it was that they lit the lamp."
+    whole = f"{FRONT}{first}\n\n[Illustration]\n\nII\n\nThe Second Lamp\n\n{second}\n\nTHE END\n"
+    (tmp_path / "lamps.txt").write_text(whole)
+    book = load_book(tmp_path / "lamps.txt", split_by="chapters")
+    kept = second.replace("  a song", "a song")
+    assert book.text == f"{first}\n\n{kept}"
+    assert [book.text[each.start : each.end] for each in book.sections] == [first, kept]
+    as_it_was = load_book(tmp_path / "lamps.txt", held_out=0.0, prose=False)
+    assert as_it_was.text.startswith("THE LAMPS\n\nby") and as_it_was.text.endswith("THE END")
+    assert load_book(datasets.Dataset.from_dict({"text": [whole]}), held_out=0.0).text == as_it_was.text
+
+
+def test_a_text_without_running_text_is_left_alone():
+    for text in ("one\n\ntwo\n\nthree", "A TITLE\n\nNo sentence of any length", "Chapter 1\n\nChapter 2"):
+        assert prose(text) == (text, chapters(text))
+
+
+def test_real_books_begin_with_their_first_sentence_and_have_no_headings(shared):
+    begins = {
+        "carroll_1_alice": ("Alice was beginning to get very tired", 12),
+        "carroll_2_looking_glass": ("One thing was certain", 12),
+        "austen_pride_and_prejudice": ("It is a truth universally acknowledged", 61),
+        "baum_oz_1_wizard": ("Folklore, legends, myths and fairy tales", 24),  # the author's introduction
+    }
+    for name, (begin, count) in begins.items():
+        book = load_book(shared / "books" / f"{name}.txt", split_by="chapters")
+        assert book.text.startswith(begin) and len(book.sections) == count
+        assert not re.search(r"^(chapter|contents|the end)\b", book.text, re.I | re.M)
+        left_out = load_book(shared / "books" / f"{name}.txt", prose=False).text.split("\n\n")
+        kept = set(book.text.split("\n\n"))
+        longest = max((len(each.split()) for each in left_out[60:] if each not in kept), default=0)
+        assert longest <= 12, "what is left out in a book is short"
 
 
 def test_passages_are_true_continuations_that_start_a_sentence_within_one_section(alice):

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from hf_taskvec.distributed import Processes, processes
 from hf_taskvec.errors import BadValueError, MismatchError, TaskVectorError
+from hf_taskvec.evaluation.asking.asking_cost import asking_cost
 from hf_taskvec.evaluation.asking.batch_plan import BatchPlan, Row, TokenizedPassage, plan_batches, tokenize_passages
 from hf_taskvec.evaluation.asking.finished_passages import FinishedPassages, record_key
 from hf_taskvec.evaluation.asking.generation import Continuation, Generator
@@ -17,7 +18,7 @@ from hf_taskvec.evaluation.texts.protocols import Protocol
 from hf_taskvec.models.fingerprints import full_fingerprint, nameless_hooks
 from hf_taskvec.models.model_facts import context_length
 from hf_taskvec.models.sharded_weights import is_sharded
-from hf_taskvec.progress import progress_bar
+from hf_taskvec.progress import progress_bar, progress_line
 
 # Rows of the first attempt. Only the kind of device decides, so that any number of processes agrees.
 _FIRST_SIZE = {"cpu": 16}
@@ -164,7 +165,7 @@ def _run(
     done: dict[str, Continuation] = {}
     for part in state.gather(store.found(keys.values(), generator.likelihood)):
         done.update(part)
-    job = _Job(generator, edit, passages, keys, store, done)
+    job, told = _Job(generator, edit, passages, keys, store, done), False
     with _progress_bar(label, state, progress) as bar:
         while True:
             plan = plan_batches(passages, scales, size, mixed=mixed, context=context)
@@ -173,6 +174,8 @@ def _run(
             first, step = (0, 1) if together else (state.process_index, state.num_processes)
             numbers = range(first, len(plan.batches), step)
             mine = [number for number in numbers if job.pending(plan.batches[number])]
+            if not told:
+                told = _tell(label, job, [plan.batches[number] for number in mine], len(done), progress)
             bar.reset(len(mine))
             trial = job.attempt(plan.batches[mine[0]]) if mine else {}
             if all(state.gather(trial is not None)):
@@ -282,6 +285,16 @@ class _Job:
         elif self._scale != rows[0].scale:  # an edit in place may rewrite all weights: once for each λ
             self.edit.set_scale(rows[0].scale)
             self._scale = rows[0].scale
+
+
+def _tell(label: str, job: _Job, batches: Sequence[Sequence[Row]], kept: int, progress: bool | None) -> bool:
+    """Say what is about to be asked, and roughly how long it takes and how much memory, before any of it."""
+    rows = [[job.passages[row.passage] for row in job.pending(batch)] for batch in batches]
+    if rows:
+        cost = asking_cost(job.generator.model, rows, job.generator.likelihood)
+        already = f", {kept:,} are kept from before" if kept else ""
+        progress_line(f"{label}: {cost}{already}", progress, cost.seconds)
+    return True
 
 
 def _agreed(fingerprint: str) -> str:

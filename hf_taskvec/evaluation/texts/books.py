@@ -177,6 +177,7 @@ def load_book(
     block_words: int = 1000,
     held_out: float = 0.3,
     seed: int = 0,
+    prose: bool = True,
     encoding: str | None = None,
     config: str | None = None,
     split: str = "train",
@@ -202,6 +203,9 @@ def load_book(
             The share of the sections that is held out from training. 0: the model was trained on the whole book.
         seed (`int`, *optional*, defaults to 0):
             Of the choice of held-out sections.
+        prose (`bool`, *optional*, defaults to `True`):
+            Leave out what is no running text in a file: the title page, the table of contents, headings of chapters,
+            captions. A data set is taken as it is.
         encoding (`str`, *optional*):
             Of the files; detected without it.
         config (`str`, *optional*):
@@ -232,6 +236,7 @@ def load_book(
         raise MissingNameError(f"no role {role!r}.{hint} A book's role is one of {', '.join(ROLES)}")
     if not 0 <= held_out < 1:
         raise BadValueError(f"held_out={held_out} must be at least 0 and less than 1: it is the share not trained on")
+    from_file = isinstance(source, str | Path) and Path(source).exists()
     label, raw, pairs = _read(source, encoding, config, split, progress)
     label = name or label
     if pairs:
@@ -239,9 +244,10 @@ def load_book(
         found = tuple(Pair(prompt, answer, kind) for prompt, answer in pairs)
         return Book(label, "", (), role, found, seed)
     text = cleaning.mend(cleaning.strip_gutenberg(raw))
+    text, chapters = cleaning.prose(text) if prose and from_file else (text, cleaning.chapters(text))
     if not text:
         raise BadValueError(f"book {label!r} is empty; check the source for text beside the Gutenberg licence")
-    spans = cleaning.chapters(text) if split_by == "chapters" else _blocks(text, block_words)
+    spans = chapters if split_by == "chapters" else _blocks(text, block_words)
     if len(spans) < 2 and held_out and role != "unseen":
         remedy = "use a smaller block_words or more text"
         if split_by == "chapters":

@@ -1,6 +1,7 @@
 """From a file's bytes to clean running text: encodings, Gutenberg matter, lines, sentences, chapters."""
 
 import codecs
+import itertools
 import re
 
 from hf_taskvec.errors import BadValueError
@@ -138,4 +139,78 @@ def chapters(text: str) -> list[Span]:
         # A heading is a paragraph of its own; the lines of a table of contents are not.
         if text[max(0, found.start() - 2) : found.start()] in ("", "\n\n") and text.startswith("\n\n", found.end())
     ]
-    return list(zip(starts, [*starts[1:], len(text)], strict=True))
+    return list(itertools.pairwise([*starts, len(text)]))
+
+
+_CAPTION = re.compile(r"\[(illustration|frontispiece|footnote|transcriber)\b[^\]]*\]|the end\W*|finis\W*", re.I)
+_CLOSED = re.compile(r"[.!?…][\"'”’)\]_*]*$")
+# Within so many paragraphs, and so much of the text (or so many characters), running text must begin.
+_FRONT_PARAGRAPHS, _FRONT_SHARE, _FRONT_LEAST = 400, 0.2, 5000
+_LONGEST_TITLE = 12  # words
+_NUMBER = re.compile(r"(?:[IVXLC]+|\d{1,3})\.?")
+
+
+def prose(text: str) -> tuple[str, list[Span]]:
+    r"""What of a mended text is running text, and the spans of its chapters; all of it, if it has no such beginning.
+
+    Left out are the title page, the table of contents and whatever else before the first chapter is no sentence, the
+    headings of chapters with the titles below them, captions of pictures, and "The End".
+
+    >>> prose("A BOOK\n\nContents\n\n1. The Cat\n\nChapter 1\n\nThe Cat\n\nIt was a cat that sat.\n\nTHE END")
+    ('It was a cat that sat.', [(0, 22)])
+    """
+    paragraphs = text.split("\n\n")
+    first = _first_chapter(paragraphs)
+    if first is None:
+        return text, chapters(text)
+    kept: list[str] = []
+    starts: list[int] = []
+    length, below = 0, False  # below: what follows a heading may be its title
+    for number, paragraph in enumerate(paragraphs):
+        front = number < first
+        if _is_heading(paragraph):
+            starts += [] if front else [length]
+            below = True
+        elif not (_CAPTION.fullmatch(paragraph) or ((front or below) and _is_title(paragraph, front))):
+            kept.append(paragraph)
+            length += len(paragraph) + 2
+            below = False
+    found = "\n\n".join(kept)
+    # What follows a chapter, but for the last, is the empty line before the next.
+    return found, [(a, b - 2) for a, b in itertools.pairwise([*starts, len(found) + 2]) if a < b]
+
+
+def _first_chapter(paragraphs: list[str]) -> int | None:
+    """The number of the paragraph with which the running text begins: its heading, where it has one."""
+    size, read = sum(map(len, paragraphs)), 0
+    opening: int | None = None
+    for number, paragraph in enumerate(paragraphs[:_FRONT_PARAGRAPHS]):
+        if opening is None and _is_sentence(paragraph):
+            opening = number
+        if _is_heading(paragraph):
+            below = next((each for each in paragraphs[number + 1 : number + 3] if not _is_title(each)), "")
+            if _is_sentence(below):
+                return number
+        read += len(paragraph)
+        if read > max(_FRONT_LEAST, _FRONT_SHARE * size):
+            break
+    return opening
+
+
+def _is_heading(paragraph: str) -> bool:
+    return bool(_HEADING.fullmatch(paragraph) or _NUMBER.fullmatch(paragraph)) and not _is_sentence(paragraph)
+
+
+def _is_sentence(paragraph: str) -> bool:
+    """Whether a paragraph ends as a sentence does, and is not made of names and titles."""
+    words = re.findall(r"[^\W\d_]+", paragraph)
+    small = sum(word[0].islower() for word in words)
+    return len(words) >= 4 and 2 * small >= len(words) and bool(_CLOSED.search(paragraph))
+
+
+def _is_title(paragraph: str, in_front: bool = False) -> bool:
+    """Whether a paragraph is a title, an author, a line of contents: no sentence, and short if not in front of all."""
+    if _is_sentence(paragraph):
+        return False
+    short = "\n" not in paragraph and len(paragraph.split()) <= _LONGEST_TITLE
+    return in_front or (short and paragraph[-1] not in ".!?…:;,")
