@@ -2,12 +2,15 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.hub_server import HubServer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -68,6 +71,138 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert path.exists(), target
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path.read_text("utf-8")), target + anchor
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a page's shell blocks, word by word; without comments, and without those that leave words out."""
+    found = []
+    for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"\w+=.*", words[0]):  # a variable before the command
+                words = words[1:]
+            words = words[: words.index(">")] if ">" in words else words
+            if words and not any("…" in word for word in words):
+                found.append(words)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_the_commands_of_a_page_exist_and_take_their_options(page: Path) -> None:
+    """None is run here: most need models of one's own, or hours. Parsed, each would begin."""
+    import typer
+
+    from hf_taskvec.cli.app import app
+    from hf_taskvec.cli.arguments import protect_expression
+
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    for words in commands(page.read_text("utf-8")):
+        program, *rest = words
+        if program == "accelerate" or words[:2] == ["torchrun", "--nproc-per-node"]:
+            scripts = [i for i, word in enumerate(words) if word.endswith(".py") or word == "hf_taskvec"]
+            program, *rest = ["taskvec" if words[scripts[0]] == "hf_taskvec" else "python", *words[scripts[0] :]]
+            rest = rest[1:] if program == "taskvec" else rest
+        if program == "make":
+            assert not rest or rest[0] in targets, words
+        elif program == "taskvec" and rest and not rest[0].startswith("-"):
+            name, *given = protect_expression(rest)
+            group: Any = typer.main.get_command(app)
+            group.commands[name].make_context(name, given)  # raises what the command would say
+        elif program == "python" and rest[0].endswith(".py") and rest[0].startswith(("recipes/", "tests/", "docs/")):
+            script = (ROOT / rest[0]).read_text("utf-8")
+            known = options_of(rest[0])
+            for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
+                assert option in known or f'"{option}"' in script, (words, option)
+
+
+def options_of(recipe: str) -> set[str]:
+    """The flags of a recipe that are the fields of its config."""
+    import dataclasses
+
+    from hf_taskvec.experiments.multitask.multitask_config import MultitaskConfig
+    from hf_taskvec.experiments.transfer.transfer_config import TransferConfig
+    from hf_taskvec.experiments.unlearning.baselines_config import BaselinesConfig
+    from hf_taskvec.experiments.unlearning.unlearn_config import UnlearnConfig
+
+    configs = {"unlearn": UnlearnConfig, "baselines": BaselinesConfig, "multitask": MultitaskConfig}
+    config = (configs | {"transfer": TransferConfig}).get(Path(recipe).stem)
+    fields = () if config is None else dataclasses.fields(config)
+    names = [each.name.replace("_", "-") for each in fields]
+    return {"--config", *(f"--{name}" for name in names), *(f"--no-{name}" for name in names)}
+
+
+# README, line by line, on tiny models.
+
+
+@pytest.fixture(scope="module")
+def phi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what README names: a base, a fine-tune on a book, adapters, a model of all books, two books."""
+    import copy
+
+    from peft import LoraConfig, get_peft_model
+    from support.tiny_books import STORY, make_books, make_tokenizer, tiny_llama, train
+
+    folder = tmp_path_factory.mktemp("readme")
+    tokenizer, books, base = make_tokenizer(), make_books(), tiny_llama(context=1024)
+    models = {"base": base, "tuned": train(copy.deepcopy(base), tokenizer, books[:1], 30)}
+    models["library"] = train(copy.deepcopy(base), tokenizer, books, 30)
+    lora = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    models["lora"] = train(lora, tokenizer, books[1:], 10, lr=1e-2)
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    half = len(STORY) // 2
+    (folder / "hp1.txt").write_text(STORY[:half], "utf-8")
+    (folder / "pp.txt").write_text(STORY[half:].replace("lamps", "boats"), "utf-8")
+    return folder
+
+
+def test_the_readme_s_python_runs_on_a_hub(
+    phi: Path, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block says that it needs the Hub: here is one, with a tiny model under each name."""
+    from transformers import AutoModelForCausalLM
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    (block,) = BLOCK.finditer(text)
+    names = {"microsoft/phi-1_5": "base", "me/phi-1_5-hp1": "tuned", "me/phi-1_5-hp2-lora": "lora"}
+    for name, folder in (names | {"me/phi-1_5-books": "library"}).items():
+        assert f'"{name}"' in block["code"]
+        hub.add_repo(name, phi / folder)
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(phi / "library")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    exec(compile(block["code"], "README.md", "exec"), {"model": model})
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert (tmp_path / "out" / "model.safetensors").exists() and (tmp_path / "out" / "adapter").is_dir()
+    assert "taskvec.json" in hub.files("me/forget-hp1")
+
+
+def taskvec(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command, as it is typed."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "hf_taskvec", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_readme_s_four_commands_run(
+    phi: Path, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, on tiny models. These know little of their books: where no λ is chosen, `apply` is told one."""
+    for name in ("base", "tuned", "hp1.txt", "pp.txt"):
+        (tmp_path / name).symlink_to(phi / name)
+    monkeypatch.chdir(tmp_path)
+    lines = [words for words in commands((ROOT / "README.md").read_text("utf-8")) if words[0] == "taskvec"]
+    assert [words[1] for words in lines] == ["extract", "sweep", "apply", "push"]
+    for words in lines:
+        done = taskvec(words[1:])
+        if words[1] == "apply" and done.returncode == 1:
+            assert "no λ" in done.stderr, done.stderr
+            done = taskvec([*(word for word in words[1:] if word not in ("--report", "report")), "--scale", "-0.6"])
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert "model.safetensors" in hub.files("me/forgot")
 
 
 def test_the_guide_has_python_that_runs() -> None:
