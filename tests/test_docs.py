@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "tests" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "docs" / "concepts").glob("*.md")),
 ]
 BLOCK = re.compile(r"^(?P<note><!-- not run: [^\n]+ -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]+)?\)")
