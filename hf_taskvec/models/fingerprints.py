@@ -96,8 +96,13 @@ def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> Non
     import torch
 
     stored: dict[str, Any] = {}
-    # First of all: bitsandbytes brings weights that it repacked for the processor back into the form that is stored.
-    module._save_to_state_dict(stored, "", keep_vars=False)
+    packing = getattr(module._parameters.get("weight"), "quant_state", None)
+    if getattr(packing, "packing_format_for_cpu", False):
+        # bitsandbytes repacked it for the processor when it was run. Asked for what is stored, it would bring the weight
+        # back in place, and mix up its scales unless they are quantised as well.
+        stored["weight.absmax"] = packing.absmax
+    else:
+        module._save_to_state_dict(stored, "", keep_vars=False)
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     # Scales of quantised weights are neither parameters nor buffers, and stored beside them.
     known = dict(own)

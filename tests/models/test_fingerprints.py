@@ -84,7 +84,7 @@ def test_modules_with_hooks_are_named_at_whatever_scale():
 def test_the_scales_of_quantised_weights_are_part_of_what_the_model_is(scheme):
     """bitsandbytes keeps them beside its parameters, and moves them about when a model is first run."""
     pytest.importorskip("bitsandbytes")
-    model = tiny_models.make("llama", hidden_size=64, intermediate_size=64)
+    model = tiny_models.make("llama", hidden_size=64, intermediate_size=64, head_dim=32)  # whole blocks of 32 outputs
     one, other = quantised(model, scheme), quantised(model, scheme)
     found = full_fingerprint(one)
     assert found != full_fingerprint(model)
@@ -98,6 +98,26 @@ def test_the_scales_of_quantised_weights_are_part_of_what_the_model_is(scheme):
     with torch.no_grad():
         assert not torch.equal(other(torch.tensor([[1, 2]])).logits, one(torch.tensor([[1, 2]])).logits)
     assert changed != found and full_fingerprint(other) == changed
+
+
+def test_weights_that_were_repacked_for_the_processor_stay_so():
+    """Asked for its state, bitsandbytes would bring them back with scales in another order, and give other outputs."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    if not functional.has_avx512bf16():
+        pytest.skip("bitsandbytes does not repack weights for this processor")
+    model = quantised(tiny_models.make("llama", hidden_size=64, intermediate_size=64, head_dim=32), "nf4")
+    layer = model.model.layers[0].mlp.up_proj
+    layer.support_avx512bf16_for_cpu = True  # as transformers makes it
+
+    def logits():
+        with torch.no_grad():
+            return model(torch.tensor([[1, 2]])).logits
+
+    said, known = logits(), full_fingerprint(model)
+    assert layer.weight.quant_state.packing_format_for_cpu
+    assert torch.equal(logits(), said) and full_fingerprint(model) == known
+    layer.weight.quant_state.absmax[0, 3] *= 1.5
+    assert full_fingerprint(model) != known
 
 
 def test_a_tensor_that_is_made_of_several_enters_with_all_of_them():

@@ -59,8 +59,7 @@ def quantised(model: "PreTrainedModel", scheme: Scheme, *, dequantise: bool = Fa
         dequantise (`bool`, *optional*, defaults to `False`):
             Make `nf4` and `int8` like the other two: ordinary layers with the weights that bitsandbytes' codes stand
             for. That runs at the model's own speed, alike on every processor, and without bitsandbytes. For `nf4` it is
-            the same model but for rounding (where the processor has AVX-512 for bf16, bitsandbytes itself computes in
-            bf16); for `int8` inputs are then not quantised.
+            the same model but for rounding; for `int8` inputs are then not quantised.
 
     Returns:
         [`~transformers.PreTrainedModel`]: The copy, on the same device.
@@ -123,6 +122,9 @@ def _nf4_layer(weight: torch.Tensor, has_bias: bool) -> Any:
     outputs, inputs = weight.shape
     options = {"compress_statistics": False, "quant_type": "nf4"}
     layer = layers.Linear4bit(inputs, outputs, has_bias, weight.dtype, **options, device="meta")
+    # Where a processor has AVX-512 for bf16 the layer would repack itself when it is first run: its scales in bf16, and
+    # mixed up when its state is asked for afterwards.
+    layer.support_avx512bf16_for_cpu = False
     # A clone: it replaces its own data when it is moved to a device, which is when it is quantised.
     layer.weight = layers.Params4bit(weight.clone(), requires_grad=False, **options, module=layer).to(weight.device)
     return layer
