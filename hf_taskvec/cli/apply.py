@@ -56,11 +56,9 @@ def apply_command(
     dtype: Annotated[str | None, typer.Option(help="Of the result; by default the model's own.")] = None,
     requantise: Annotated[
         str | None,
-        typer.Option(help="same or bf16, for a model stored in fewer bits (FP8, GPTQ, …): store it so again, or not."),
+        typer.Option(help="same or bf16: how to store a model of fewer bits."),
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="MODEL's own, if it is elsewhere: for vectors of --vocabulary union.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="MODEL's own, for a vector of --vocabulary union.")] = None,
     max_shard_size: Annotated[str | None, typer.Option(help="E.g. 5GB; by default the model's own files.")] = None,
     strict_base: Annotated[
         bool, typer.Option("--strict-base", help="Refuse a model whose bytes the vector was not made from.")
@@ -79,8 +77,8 @@ def apply_command(
 
     No model is ever in memory. With --report the report goes into the output, for its card.
     With --push neither memory nor disk holds a model: a shard is uploaded and makes room for the next.
-    A model whose weights are stored in fewer bits needs --requantise: "same" tells how much of the edit that leaves,
-    weight by weight in taskvec_apply.json; "bf16" writes a model without quantisation.
+    A model stored in fewer bits (FP8, GPTQ, …) needs --requantise: "same" stores it so again, and
+    taskvec_apply.json tells what that leaves of each weight's edit; "bf16" stores it without.
     """
     if (output is None) == (push is None):
         raise BadValueError("give either --output FOLDER or --push REPO_ID.")

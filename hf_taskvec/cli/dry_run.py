@@ -212,7 +212,9 @@ def adapter_size(vector: "TaskVector", rank: int | None, dense: str, report: "Un
 
 def report_size(report: "UnlearningReport | None") -> int:
     """What is written of a report beside a model or an adapter."""
-    return 0 if report is None else len(report.to_json().encode()) + len(report.to_markdown().encode())
+    if report is None:
+        return 0
+    return sum(len(text.encode()) for text in (report.to_json(), report.to_markdown(), report.to_html()))
 
 
 def are_folders(places: Iterable[str]) -> bool:

@@ -86,8 +86,10 @@ def test_rows_are_pruned_by_norm(rows: int) -> None:
     lab = OneLayerModel(Setting(patterns=4, width=40, batch=32, steps=5))
     vector = lab.finetuned(lab.pattern(1.0), "task")
     found, dense = lab.largest(vector, rows), vector.dense("V")
-    kept = dense.norm(dim=1).topk(rows).indices
-    torch.testing.assert_close(found.dense("V"), torch.zeros_like(dense).index_copy(0, kept, dense[kept]))
+    kept, norms = found.dense("V").any(dim=1), dense.norm(dim=1)
+    assert int(kept.sum()) == rows
+    assert norms[kept].min() > norms[~kept].max() - 1e-6  # some are alike but for rounding
+    torch.testing.assert_close(found.dense("V")[kept], dense[kept])
     torch.testing.assert_close(found.dense("W"), vector.dense("W"))
 
 
