@@ -98,8 +98,8 @@ def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> Non
     stored: dict[str, Any] = {}
     packing = getattr(module._parameters.get("weight"), "quant_state", None)
     if getattr(packing, "packing_format_for_cpu", False):
-        # bitsandbytes repacked it for the processor when it was run. Asked for what is stored, it would bring the weight
-        # back in place, and mix up its scales unless they are quantised as well.
+        # bitsandbytes repacked it for the processor when it was run. Asked for what is stored, it would bring the
+        # weight back in place, and mix up its scales unless they are quantised as well.
         stored["weight.absmax"] = packing.absmax
     else:
         module._save_to_state_dict(stored, "", keep_vars=False)
