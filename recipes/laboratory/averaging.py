@@ -44,7 +44,7 @@ def run(quick: bool) -> Result:
     stitched, negated = stitching(base, tuned, tests), negation(base, tuned, tests, own)
     random = variants(pictures.pretrained(world, 0, long, shuffled=True), data, RATES[-2:], 3 * short, generator)
     normal = variants(base, data, RATES[-2:], 3 * short, generator)
-    pretrainings = {name: average_measures(w, first[0]) for name, w in (("usual", normal), ("random labels", random))}
+    pretrainings = {name: halfway_measures(w, first[0]) for name, w in (("usual", normal), ("random labels", random))}
     bounds = theorem_points(world, data, (1, 2) if quick else (1, 2, 4, 8, 16, 32), short, generator)
     claims = [
         _averages(averages),
@@ -85,6 +85,13 @@ def average_measures(weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, t
         coefficients.append(left[0].norm(dim=-1) * cosine / right.norm(dim=-1))
         baselines.append(torch.cosine_similarity(left, each, dim=-1).mean(dim=0))
     return torch.stack(cosines), torch.stack(coefficients), torch.stack(baselines)
+
+
+def halfway_measures(weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of two models, as in figure 2: the baseline is the cosine between the features of both."""
+    cosine, coefficient, _ = average_measures(weights, x)
+    own = pictures.features([weight.double() for weight in weights], x.double().expand(2, *x.shape))
+    return cosine, coefficient, torch.stack([torch.cosine_similarity(*each, dim=-1) for each in own])
 
 
 def ensembles(weights: Weights, test: Data) -> list[tuple[float, float]]:

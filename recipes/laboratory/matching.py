@@ -61,7 +61,7 @@ def run(quick: bool) -> Result:
 
 def hidden_measures(weights: Weights, x: torch.Tensor) -> Measures:
     """Cosine, coefficient and baseline of the features half-way, in all layers but the last."""
-    cosine, coefficient, baseline = (each[:-1] for each in averaging.average_measures(weights, x))
+    cosine, coefficient, baseline = (each[:-1] for each in averaging.halfway_measures(weights, x))
     return cosine, coefficient, baseline
 
 
