@@ -3,6 +3,9 @@
 The paper has Colored-MNIST and ViT-Small/16; here it is scikit-learn's 1,797 digits of 8 × 8 pixels, red or green,
 and a ViT of two blocks on patches of 2 × 2, pretrained to tell by how many quarter turns a digit is turned (its colour
 drawn at random). An odd digit is red with a chance of r_o, an even one with 1 − r_o.
+
+Of the 676 pairs of λ for a new task the best is chosen on one half of its test set, and reported on the other, as is
+what it is compared with. (The paper chose on the whole; so did we at first.)
 """
 
 import math
@@ -154,7 +157,8 @@ class Draw:
     gammas: tuple[float, ...]
     between: float
     single: tuple[float, float, float]  # on the new task: both tasks' models, and one fine-tuned on it
-    grid: torch.Tensor  # accuracy on the new task, λ_2 down, λ_1 across
+    chosen_on: torch.Tensor  # accuracy on one half of the new task's test set, λ_2 down, λ_1 across
+    grid: torch.Tensor  # on the other half, as `single`
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,7 @@ class Result:
     sweeps: dict[str, tuple[list[float], list[float]]]
     transfer: TransferScales | None
     grid: list[list[float]]
+    best: tuple[float, float]
 
 
 def run(quick: bool) -> Result:
@@ -175,8 +180,15 @@ def run(quick: bool) -> Result:
         transfer = recommend_scales(gammas=gammas, margin=0.2).transfer  # the paper's 0.2 + c, β = 0.01, c = 0.02
     except ValueError:
         transfer = None
+    best = chosen(torch.stack([d.chosen_on for d in draws]).mean(dim=0))
     grid = torch.stack([d.grid for d in draws]).mean(dim=0)
-    return Result(claims(draws, sweeps, transfer, grid), sweeps, transfer, grid.tolist())
+    scales = (AXIS[best[1]], AXIS[best[0]])
+    return Result(claims(draws, sweeps, transfer, grid, best), sweeps, transfer, grid.tolist(), scales)
+
+
+def chosen(grid: torch.Tensor) -> tuple[int, int]:
+    """Where the accuracy is highest, as (row, column); of equal ones the first."""
+    return divmod(int(grid.argmax()), grid.shape[1])
 
 
 def measure(seed: int, epochs: int) -> Draw:
@@ -210,23 +222,23 @@ def measure(seed: int, epochs: int) -> Draw:
             pairs = [(logits(tuned[one], tests[red][0]), logits(tuned[other], tests[red][0])) for red in (one, other)]
         return correlation(pairs)
 
-    def own(red: float, on: float) -> float:
-        return accuracies({k: v[None] for k, v in tuned[red].items()}, *tests[on]).item()
+    def own(red: float, on: tuple[torch.Tensor, torch.Tensor]) -> float:
+        return accuracies({k: v[None] for k, v in tuned[red].items()}, *on).item()
 
     sweeps = {}
     for case, red in CASES.items():
         models = mixed(KEPT, red, [(1.0, scale) for scale in SCALES])
         sweeps[case] = (accuracies(models, *tests[KEPT]), accuracies(models, *tests[red]))
     points = mixed(*SOURCES, [(one, other) for other in AXIS for one in AXIS])
-    half = tuple(each[:300] for each in tests[NEW])
+    first, second = (tuple(each[rows] for each in tests[NEW]) for rows in (slice(300), slice(300, None)))
     return Draw(
         {case: alpha(KEPT, red) for case, red in CASES.items()},
         sweeps,
-        {case: (own(KEPT, KEPT), own(red, red)) for case, red in CASES.items()},
+        {case: (own(KEPT, tests[KEPT]), own(red, tests[red])) for case, red in CASES.items()},
         tuple(alpha(red, NEW) for red in SOURCES),
         alpha(*SOURCES),
-        (own(SOURCES[0], NEW), own(SOURCES[1], NEW), own(NEW, NEW)),
-        accuracies(points, *half).view(len(AXIS), len(AXIS)),
+        (own(SOURCES[0], second), own(SOURCES[1], second), own(NEW, second)),
+        *(accuracies(points, *half).view(len(AXIS), len(AXIS)) for half in (first, second)),
     )
 
 
@@ -235,6 +247,7 @@ def claims(
     sweeps: dict[str, tuple[list[float], list[float]]],
     transfer: TransferScales | None,
     grid: torch.Tensor,
+    best_place: tuple[int, int],
 ) -> list[Claim]:
     alphas = {case: [d.alphas[case] for d in draws] for case in CASES}
     mean = {case: sum(each) / len(each) for case, each in alphas.items()}
@@ -293,18 +306,17 @@ def claims(
             ),
         ]
     single = [sum(d.single[n] for d in draws) / len(draws) for n in range(3)]
-    place = int(grid.argmax())
-    one, other = AXIS[place % len(AXIS)], AXIS[place // len(AXIS)]
-    highest = grid.max().item()
+    one, other = AXIS[best_place[1]], AXIS[best_place[0]]
+    reached = grid[best_place].item()
     found.append(
         Claim(
             PAPER,
             "coloured digits: two tasks' vectors make a new task better than either, by λ_1 > 0 > λ_2",
             "Table 2, figure 2 (A)",
             "λ = (1.2, −0.6): 91.74, against 88.10 and 45.06; fine-tuned 92.21",
-            f"λ = ({one:g}, {other:g}): {highest:.2f}, against {single[0]:.2f} and {single[1]:.2f}; "
+            f"λ = ({one:g}, {other:g}): {reached:.2f}, against {single[0]:.2f} and {single[1]:.2f}; "
             f"fine-tuned {single[2]:.2f}",
-            highest > max(single[:2]) and one > 0 > other,
+            reached > max(single[:2]) and one > 0 > other,
         )
     )
     between = sum(d.between for d in draws) / len(draws)

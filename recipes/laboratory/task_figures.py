@@ -33,9 +33,8 @@ def digits_transfer_figure(result: digits.Result) -> Figure:
         inside = [[float(result.transfer.holds((x, y))) for x in fine] for y in fine]
         axes.contour(fine, fine, inside, levels=[0.5], colors=COLOURS[0], linewidths=2.5)
         axes.plot([], [], color=COLOURS[0], linewidth=2.5, label="Theorem 3's region (0.2 + c)")
-    place = max((value, -j, -i) for j, row in enumerate(result.grid) for i, value in enumerate(row))
-    best = (digits.AXIS[-place[2]], digits.AXIS[-place[1]])
-    axes.plot(*best, "X", color="black", markeredgecolor="white", markersize=11, linestyle="", label="best")
+    marker = {"markeredgecolor": "white", "markersize": 11, "linestyle": ""}
+    axes.plot(*result.best, "X", color="black", label="chosen on other digits", **marker)
     axes.set(xlabel="λ of task 1", ylabel="λ of task 2", title="Accuracy on a new task (%)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     figure.colorbar(image, ax=axes)
@@ -141,9 +140,9 @@ def matching_figure(result: matching.Result) -> Figure:
 
 
 def rounds_figure(result: rounds.Result) -> Figure:
-    """Figures 4 to 6 and 11 of MIMA: accuracies, λ and cosines over N."""
-    figure = Figure(figsize=(13, 3.9), layout="constrained")
-    accuracy, scale, gap, cosine = figure.subplots(1, 4)
+    """Figures 4 to 6 and 11 of MIMA: accuracies, λ and cosines over N; cosines over the rounds of the largest N."""
+    figure = Figure(figsize=(16, 3.9), layout="constrained")
+    accuracy, scale, gap, cosine, rising = figure.subplots(1, 5)
     counts = list(result.outcomes)
     places = range(len(counts))
 
@@ -163,10 +162,17 @@ def rounds_figure(result: rounds.Result) -> Figure:
     gap.plot(places, [mean([e.own - e.average for e in each]) for each in every], **look(0))
     cosine.plot(places, [mean([e.vectors for e in each]) for each in every], label="task vectors", **look(1))
     cosine.plot(places, [mean([e.updates for e in each]) for each in every], label="|updates|", **look(0))
+    for number, label in ((1, "task vectors"), (0, "|updates|")):
+        rows = [each.by_round[1 - number] for each in every[-1]]
+        means = [mean(list(values)) for values in zip(*rows, strict=True)]
+        rising.plot(range(1, len(means) + 1), means, label=label, markersize=4, **look(number))
+    rising.set(xlabel="round", title=f"N = {counts[-1]} (figure 11)", ylim=(0, 1))
+    rising.xaxis.get_major_locator().set_params(integer=True)
+    rising.grid(alpha=0.25)
     accuracy.set(ylabel="accuracy (%)", title="merged (figure 4)")
     scale.set(ylabel="best λ", title="Tables 2, 3")
     gap.set(ylabel="points", title="single-task gap (figure 6)")
-    cosine.set(ylabel="cosine between tasks", title="figures 5, 11", ylim=(0, 1))
+    cosine.set(ylabel="cosine between tasks", title="at the end (figure 5)", ylim=(0, 1))
     for axes in (accuracy, scale, gap, cosine):
         axes.set_xticks(places, [str(count) for count in counts])
         axes.set_xlabel("rounds N")
