@@ -3,7 +3,18 @@
 import math
 from typing import Any
 
-from laboratory import bounds, decay, figure3, gradients, lemmas, linearity, stationary, thresholds, transformer
+from laboratory import (
+    bounds,
+    decay,
+    figure3,
+    gradients,
+    lemmas,
+    linearity,
+    proofs,
+    stationary,
+    thresholds,
+    transformer,
+)
 from matplotlib.figure import Figure
 
 from hf_taskvec.figures import COLOURS, look
@@ -167,24 +178,38 @@ def stationary_figure(result: stationary.Result) -> Figure:
     return figure
 
 
+def proofs_figure(result: proofs.Result) -> Figure:
+    """Lemma 6 of Kuzborskij and Abbasi Yadkori (2025): an integral over its bound, over time."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    times = [proofs.RATE * step for step in range(1, len(result.bounded) + 1)]
+    axes.loglog(times, result.bounded, color=COLOURS[1], linewidth=2)
+    axes.axhline(1, color="0.4", linewidth=1)
+    axes.set(xlabel="time ηt", ylabel="the integral over its bound", title="Lemma 6: above 1 it is wrong")
+    axes.grid(alpha=0.25)
+    return figure
+
+
 def bounds_figure(result: bounds.Result) -> Figure:
     """What Theorem 2 of Zhou et al. (2025) bounds, over its bounds."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
-    factors = [each.factor for each in result.bounds]
-    lines = {
-        "gradient, as printed": [each.gradient / each.printed_gradient for each in result.bounds],
-        "gradient, with Π/s_ℓ": [each.gradient / each.corrected_gradient for each in result.bounds],
-        "Hessian, as printed": [each.hessian / each.printed_hessian for each in result.bounds],
-        "‖C‖, whole bound": [each.c / each.printed for each in result.bounds],
-        "‖C‖, measured maxima": [each.c / each.structural for each in result.bounds],
-    }
-    for number, (label, values) in enumerate(lines.items()):
-        axes.loglog(factors, values, label=label, markersize=6, **look(number))
-    axes.axhline(1, color="0.4", linewidth=1)
-    axes.set(xlabel="initial weights ×", ylabel="measured over bound", title="Theorem 2: above 1 a bound is wrong")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, found, name in zip(panels, (result.bounds, result.relu), ("tanh (i)", "ReLU (ii)"), strict=True):
+        lines = {
+            "gradient, as printed": [each.gradient / each.printed_gradient for each in found],
+            "gradient, with Π/s_ℓ": [each.gradient / each.corrected_gradient for each in found],
+            "Hessian, as printed": [each.hessian / each.printed_hessian for each in found],
+            "‖C‖, whole bound": [each.c / each.printed for each in found],
+            "‖C‖, measured maxima": [each.c / each.structural for each in found],
+        }
+        for number, (label, values) in enumerate(lines.items()):
+            axes.loglog([each.factor for each in found], values, label=label, markersize=6, **look(number))
+        axes.axhline(1, color="0.4", linewidth=1)
+        axes.set(xlabel="initial weights ×", title=name)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("measured over bound")
+    figure.suptitle("Theorem 2: above 1 a bound is wrong", fontsize=12)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -106,6 +106,8 @@ def _lemma1(setting: Setting) -> list[Claim]:
         other = model.pattern(alpha)
         turned[alpha] = (other @ w @ other / own).item()
     off = max(abs(found / alpha**2 - 1) for alpha, found in turned.items())
+    mixed = ((mu @ w)[: s.patterns].abs().max() / own).item()
+    noise = math.sqrt(math.log(s.batch) / s.batch)
     pointing = ((v @ mu).abs() / v.norm(dim=1).clamp_min(1e-12) >= t.TURNED).float().mean().item()
     return [
         Claim(
@@ -123,6 +125,14 @@ def _lemma1(setting: Setting) -> list[Claim]:
             f"relative difference ≤ {t.EXPONENT:g}, for α = 0.5, 0.9",
             ", ".join(f"{found:.3f} (α² = {alpha**2:.2f})" for alpha, found in turned.items()),
             off <= t.EXPONENT,
+        ),
+        Claim(
+            PAPER,
+            "… and hardly between μ and the v_k: |μᵀΔWv_k| over μᵀΔWμ",
+            "Lemma 3, eq. (19)",
+            f"≲ √(log B / B), here ≤ {t.THETA * noise:.2f}, for every k",
+            f"at most {mixed:.2f}",
+            mixed <= t.THETA * noise,
         ),
         Claim(
             PAPER,

@@ -80,25 +80,27 @@ def run(quick: bool) -> Result:
 
     # Without a common pretraining θ_0 is arbitrary: an interpolation is the same from anywhere.
     common, apart = measured(base, tuned), measured(make_model(10), scratch)
-    kind = "interpolation α=0.5"
     claims = [
         Claim(
             PAPER,
-            "features interpolate, after a common pretraining (α = 0.5)",
+            f"features interpolate, after a common pretraining (α = {share:g})",
             "figures 2, 3",
             "in every layer 1 − cosine ≪ its baseline (here: a quarter), coefficient near 1 (±0.1)",
-            _described(common, kind),
-            _is_linear(common, kind),
-        ),
+            _described(common, f"interpolation α={share:g}"),
+            _is_linear(common, f"interpolation α={share:g}"),
+        )
+        for share in (0.25, 0.5, 0.75)
+    ]
+    claims.append(
         Claim(
             PAPER,
             "they do not without it (two models trained from scratch)",
             "figure 11",
             "not so in every layer",
-            _described(apart, kind),
-            not _is_linear(apart, kind),
-        ),
-    ]
+            _described(apart, "interpolation α=0.5"),
+            not _is_linear(apart, "interpolation α=0.5"),
+        )
+    )
     for kind in ("addition", "negation of a", "negation of b"):
         claims.append(
             Claim(

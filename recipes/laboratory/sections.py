@@ -15,6 +15,7 @@ from laboratory import (
     lemmas,
     linearity,
     matching,
+    proofs,
     rounds,
     stationary,
     task_figures,
@@ -55,13 +56,13 @@ SECTIONS = {
         digits.check,
     ),
     "gradients": Section(
-        "Zhou et al. 2025: one epoch of gradient descent makes task arithmetic exact; later the gap is −αη²C",
+        "Zhou et al. 2025: one epoch of gradient descent makes task arithmetic exact; later the gap is −αη²C; Lemma 1",
         gradients.run,
         {"gap": figures.gradients_figure},
         ("gradients",),
     ),
     "bounds": Section(
-        "Zhou et al. 2025: Theorem 2's bounds of ‖C‖ at several sizes of weights",
+        "Zhou et al. 2025: Theorem 2's bounds of ‖C‖ at several sizes of weights, tanh and ReLU",
         bounds.run,
         {"bounds": figures.bounds_figure},
         ("bounds", "gradients"),
@@ -110,9 +111,15 @@ SECTIONS = {
         ("figure3", "decay"),
     ),
     "stationary": Section(
-        "Kuzborskij and Abbasi Yadkori 2025: Lemmas 1 to 4, Theorems 1 to 3, at the end of training",
+        "Kuzborskij and Abbasi Yadkori 2025: Lemmas 1 to 4 and 8, Theorems 1 to 3, at the end of training",
         stationary.run,
         {"stationary": figures.stationary_figure},
         ("stationary", "decay"),
+    ),
+    "proofs": Section(
+        "Kuzborskij and Abbasi Yadkori 2025: what merging is proved with: the linear example, Lemmas 6, 7",
+        proofs.run,
+        {"proofs": figures.proofs_figure},
+        ("proofs", "stationary", "decay"),
     ),
 }

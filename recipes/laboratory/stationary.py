@@ -124,6 +124,8 @@ class Merged:
     gap: list[float]  # the largest |f_{θ+θ'}(x) − f_θ(x)|, relative
     layers: list[float]  # the same of each layer at the end
     rate: float  # at which `across` falls at the end
+    shared: list[float]  # of each hidden layer at the end: the largest |cosine| of both networks' activations
+    least: float  # γ of Definition 1 at the end, the least of the hidden layers
 
 
 def merge(kind: str, decays: float | Callable[[int], float], rate: float, steps: int, balanced: bool) -> Merged:
@@ -162,7 +164,25 @@ def merge(kind: str, decays: float | Callable[[int], float], rate: float, steps:
     per_network = decays if callable(decays) else (decays, decays)
     weights = descend(x, y, weights, activation, per_network, rate, steps, f"merging {kind} networks", after)
     layers = compare(steps, weights)
-    return Merged(times[:-1], across[:-1], gap[:-1], layers, _rate(times, across))
+    first, second = ([h[n] for h in hidden(x, weights, activation)[:-1]] for n in (0, 1))
+    shared = [cosines(a, b).abs().max().item() for a, b in zip(first, second, strict=True)]
+    return Merged(times[:-1], across[:-1], gap[:-1], layers, _rate(times, across), shared, smallest(x, weights))
+
+
+def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of all pairs of rows; 0 where one is 0."""
+    return torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T
+
+
+def smallest(x: torch.Tensor, weights: Weights) -> float:
+    """γ_k of Definition 1, the least of the hidden layers k, of the inputs and of the networks."""
+    found = []
+    for weight in weights[:-1]:
+        lengths = x.norm(dim=-1, keepdim=True)
+        x = (x @ weight.transpose(1, 2)).relu()
+        normalised = x / lengths
+        found.append(normalised[normalised > 0].min().item())
+    return min(found)
 
 
 def _rate(times: list[float], values: list[float]) -> float:
@@ -307,6 +327,15 @@ def claims(stationary: dict[str, Stationary], merged: dict[str, Merged], decay: 
             f"{', '.join(f'{value:.1e}' for value in relu.layers)}; "
             f"λ_t: {', '.join(f'{value:.1e}' for value in schedule.layers)}",
             min(max(relu.layers), max(schedule.layers)) <= t.SAME,
+        ),
+        Claim(
+            PAPER,
+            "deep ReLU networks, orthogonal inputs: activations of both networks become orthogonal in every layer",
+            "Lemma 8, Corollary 2",
+            f"largest |cosine| ≤ {t.SAME:g} at the end",
+            f"{', '.join(f'{value:.2f}' for value in relu.shared)} (γ = {relu.least:.0e}); "
+            f"λ_t: {', '.join(f'{value:.2f}' for value in schedule.shared)} (γ = {schedule.least:.0e})",
+            min(max(relu.shared), max(schedule.shared)) <= t.SAME,
         ),
     ]
 

@@ -25,6 +25,7 @@ REGION = 0.9  # of the grid points in Theorem 3's region so many are good
 # Zhou et al. (2025), task vectors and gradients.
 EXACT = 1e-14  # equal, in fp64, relative to the largest weight
 GAP = 0.05  # a relative error that goes to 0 with η, at the smallest η
+ORDER = 0.05  # an exponent of η is the one that was promised, ± this
 COMPETITIVE = 5.0  # "competitive": at most so many points of accuracy below
 STAYS_ALONG = 0.8  # the cosine of epochs 2 to 5 with the first (figure 3b)
 
