@@ -45,9 +45,14 @@ def linear_example(steps: int, rate: float = 0.5, decay: float = 0.02) -> float:
         left = (1 - rate * decay) ** step
         across = (x @ theta.flip(0))[..., 0].abs()
         worst = max(worst, (across / (start * left + epsilon * (1 - left) / decay)).max().item())
-        slopes = -torch.sigmoid(-y * (x @ theta)[..., 0]) * y / samples
-        theta = (1 - rate * decay) * theta - rate * (x.transpose(1, 2) @ slopes[..., None])
+        theta = linear_step(theta, x, y, rate, decay)
     return worst
+
+
+def linear_step(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rate: float, decay: float) -> torch.Tensor:
+    """A step on the regularised logistic loss of ⟨θ, x⟩, of several predictors."""
+    slopes = -torch.sigmoid(-y * (x @ theta)[..., 0]) * y / y.shape[-1]
+    return (1 - rate * decay) * theta - rate * (x.transpose(1, 2) @ slopes[..., None])
 
 
 def lemma6(steps: int, rate: float = RATE, decay: float = WEIGHT_DECAY) -> list[float]:

@@ -112,6 +112,46 @@ def test_lucky_neurons_are_those_of_equations_13_and_14() -> None:
 # Coloured digits.
 
 
+@pytest.fixture
+def few_tokens():
+    from laboratory.one_layer import Setting
+
+    return Setting(patterns=4, width=30, tokens=8, relevant=0.5, confusing=0.125, tests=40)
+
+
+def test_attended_is_p_n_of_the_paper(few_tokens) -> None:
+    """With loops: a label-relevant query's weights on label-relevant keys, summed."""
+    from laboratory.lemmas import attended
+    from laboratory.one_layer import OneLayerModel, draw
+
+    lab = OneLayerModel(few_tokens)
+    mu = lab.pattern(1.0)
+    weights = {"W": 2 * torch.randn(few_tokens.size, few_tokens.size), "V": lab.base["V"]}
+    x, y = draw(few_tokens, mu, few_tokens.tests, torch.Generator().manual_seed(12))
+    found = []
+    for sample, label in zip(x, y, strict=True):
+        relevant = [n for n, token in enumerate(sample) if torch.allclose(token, label * mu)]
+        for query in relevant:
+            shares = torch.stack([key @ weights["W"] @ sample[query] for key in sample]).softmax(dim=0)
+            found.append(sum(shares[key].item() for key in relevant))
+    assert attended(lab, weights, mu) == pytest.approx(sum(found) / len(found), rel=1e-5)
+
+
+def test_samples_of_four_classes_follow_appendix_f() -> None:
+    from laboratory.lemmas import _bits
+    from laboratory.one_layer import Setting
+
+    setting = Setting(patterns=4)
+    mus = torch.eye(setting.size)[4:6]
+    x, y = _bits(setting, mus, 500, torch.Generator().manual_seed(0))
+    assert x.shape == (500, setting.tokens, setting.size)
+    for bit, mu in enumerate(mus):
+        votes = x @ mu
+        assert torch.equal(votes.sum(dim=1).sign(), y[:, bit])
+        assert ((votes * y[:, bit, None] == 1).sum(dim=1) == 4).all() and ((votes != 0).sum(dim=1) == 5).all()
+    assert len(y.unique(dim=0)) == 4 and torch.allclose(x.norm(dim=2), torch.ones(500, setting.tokens))
+
+
 def test_patches_hold_the_picture_in_its_colour() -> None:
     from laboratory.digits import patches
 
@@ -138,6 +178,59 @@ def test_the_correlation_is_equation_11() -> None:
         means.append(sum(cosines) / 7)
     found = correlation([(torch.tensor(a), torch.tensor(b)) for a, b in sets])
     assert found == pytest.approx(sum(means) / 2, rel=1e-12)
+
+
+def test_the_vit_is_torchs_own() -> None:
+    """Attention and layer norms by `torch.nn`, block by block."""
+    from laboratory.digits import BLOCKS, HEADS, SIZE, logits, make_weights
+
+    weights = {k: v.double() for k, v in make_weights(torch.Generator().manual_seed(0), 2).items()}
+    x = torch.randn(3, 16, 8, dtype=torch.float64)
+    norm = torch.nn.LayerNorm(SIZE, elementwise_affine=False)
+    h = x @ weights["patches"].T + weights["places"]
+    for n in range(BLOCKS):
+        attention = torch.nn.MultiheadAttention(SIZE, HEADS, bias=False, batch_first=True).double()
+        attention.in_proj_weight.data.copy_(weights[f"{n}.qkv"])
+        attention.out_proj.weight.data.copy_(weights[f"{n}.o"])
+        h = h + attention(norm(h), norm(h), norm(h), need_weights=False)[0]
+        h = h + torch.nn.GELU()(norm(h) @ weights[f"{n}.in"].T) @ weights[f"{n}.out"].T
+    expected = norm(h).mean(dim=1) @ weights["head"].T
+    torch.testing.assert_close(logits(weights, x), expected)
+
+
+def test_several_digit_models_are_trained_by_adam_at_once() -> None:
+    """Each as alone, by torch's Adam on the same batches."""
+    from laboratory.digits import logits, make_weights, train
+
+    generator = torch.Generator().manual_seed(1)
+    weights = {k: torch.stack([v, v]).double() for k, v in make_weights(generator, 2).items()}
+    x, y = torch.randn(2, 150, 16, 8, dtype=torch.float64), torch.randint(0, 2, (2, 150))
+    found = train(weights, x, y, 2, torch.Generator().manual_seed(2), "test")
+    for n in range(2):
+        own = {k: v[n].clone().requires_grad_() for k, v in weights.items()}
+        adam = torch.optim.Adam(own.values(), lr=2e-3, betas=(0.9, 0.99), eps=1e-8)
+        order = torch.Generator().manual_seed(2)
+        for _ in range(2):
+            for rows in torch.randperm(150, generator=order).split(100):
+                adam.zero_grad()
+                torch.nn.functional.cross_entropy(logits(own, x[n, rows]), y[n, rows]).backward()
+                adam.step()
+        for key, value in own.items():
+            torch.testing.assert_close(found[key][n], value.detach(), atol=1e-8, rtol=1e-6)
+
+
+def test_a_new_task_is_reported_on_digits_that_chose_no_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector alone is a point of the grid: on the same half it has the same accuracy."""
+    pytest.importorskip("sklearn")
+    from laboratory import digits
+
+    monkeypatch.setattr(digits, "AXIS", (0.0, 1.0))
+    monkeypatch.setattr(digits, "SCALES", (0.0,))
+    draw = digits.measure(0, 1)
+    assert draw.grid[0, 1].item() == pytest.approx(draw.single[0])
+    assert draw.grid[1, 0].item() == pytest.approx(draw.single[1])
+    assert not torch.equal(draw.grid, draw.chosen_on)
+    assert digits.chosen(torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.0, 2.0]])) == (0, 1)
 
 
 def test_digits_without_scikit_learn_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +262,39 @@ def test_the_gap_is_that_of_whole_hessians() -> None:
     torch.testing.assert_close(problem.gap(path), expected, atol=1e-12, rtol=1e-9)
 
 
+def test_a_tasks_own_model_is_expanded_as_lemma_1_has_it() -> None:
+    """With Hessians written out, from the two sums of eqs. (7) and (8)."""
+    from laboratory.gradients import ALPHA, loss, make_problem
+
+    problem, rate = make_problem(2), 0.07
+    path = problem.joint(rate, 3)
+    for task, data in enumerate(problem.tasks):
+        r = [ALPHA * sum(problem.gradient(p, n) for n in range(3)) - problem.gradient(p, task) for p in path]
+        hessians = [torch.func.hessian(loss)(p, *data) for p in path[:2]]
+        s = hessians[0] @ r[0] + hessians[1] @ (r[0] + r[1])
+        expected = path[3] + rate * (r[0] + r[1] + r[2]) - rate**2 * s
+        torch.testing.assert_close(problem.expanded(path, task, rate), expected, atol=1e-12, rtol=1e-9)
+
+
+def test_the_rest_of_a_relu_networks_hessian_is_of_the_network_itself() -> None:
+    """What JᵀHJ leaves of the loss's Hessian is Σ_k g_k ∇²z_k: 0 within each layer, not between them."""
+    from laboratory.bounds import layers, outer_part
+    from laboratory.gradients import logits, loss, make_problem
+
+    problem = make_problem(activation=torch.relu)
+    theta, (x, y) = problem.base, problem.tasks[1]
+    rest = torch.func.hessian(loss)(theta, x, y, torch.relu) - outer_part(theta, problem, 1)
+    outputs = logits(theta, x, torch.relu)
+    slopes = (outputs.softmax(dim=1) - torch.nn.functional.one_hot(y, 3)) / len(x)
+    expected = torch.func.hessian(lambda at: (slopes * logits(at, x, torch.relu)).sum())(theta)
+    torch.testing.assert_close(rest, expected, atol=1e-12, rtol=1e-9)
+    start = 0
+    for matrix in layers(theta):
+        own = slice(start, start := start + matrix.numel())
+        assert rest[own, own].abs().max() < 1e-14
+    assert rest.abs().max() > 1e-3
+
+
 def test_bounds_are_of_a_networks_own_matrices() -> None:
     """Gradients by an `nn.Sequential`, norms by singular values."""
     from laboratory.bounds import EPOCHS, RATE, bounds, layers
@@ -194,6 +320,9 @@ def test_bounds_are_of_a_networks_own_matrices() -> None:
     others = math.sqrt(sum((s.prod() / each) ** 2 for each in s))
     assert found.corrected_gradient == pytest.approx(math.sqrt(2) * most * others, rel=1e-10)
     assert found.printed_hessian == pytest.approx(2 * 4 / (3 * math.sqrt(3)) * most**2 * s.prod() ** 2, rel=1e-10)
+    relu = bounds(1.0, torch.relu)
+    steps, widest = 3 * 3 * 4 / 2 * (0.4 * 3 + 1), relu.printed_gradient / math.sqrt(2)  # M_x Π
+    assert relu.printed == pytest.approx(steps * math.sqrt(2) / 2 * widest**3, rel=1e-10)
 
 
 # Networks on made-up pictures.
@@ -222,6 +351,30 @@ def test_features_of_averages_are_compared_sample_by_sample() -> None:
             assert coefficient[layer, sample].item() == pytest.approx((middle @ mean / mean.square().sum()).item())
             cosines = [(middle @ f / middle.norm() / f.norm()).item() for f in own]
             assert baseline[layer, sample].item() == pytest.approx(sum(cosines) / 3, rel=1e-10)
+
+
+def test_two_models_are_compared_with_each_other() -> None:
+    """Figure 2's baseline, cos[f(θ_i), f(θ_j)]; the average of k models has another."""
+    from laboratory.averaging import average_measures, halfway_measures
+    from laboratory.pictures import features
+
+    weights, x = small_networks(2), torch.randn(5, 4, dtype=torch.float64)
+    cosine, coefficient, baseline = halfway_measures(weights, x)
+    own = [features([weight[n] for weight in weights], x) for n in range(2)]
+    for layer, (one, other) in enumerate(zip(*own, strict=True)):
+        expected = (one * other).sum(dim=1) / (one.norm(dim=1) * other.norm(dim=1)).clamp_min(1e-12)
+        torch.testing.assert_close(baseline[layer], expected)
+    assert torch.equal(cosine, average_measures(weights, x)[0])
+    assert torch.equal(coefficient, average_measures(weights, x)[1])
+
+
+def test_figures_11_and_12_use_the_baseline_of_a_pair() -> None:
+    from laboratory import averaging, matching, pictures
+
+    networks = pictures.initial(torch.Generator().manual_seed(6), 2)
+    x = torch.randn(20, pictures.SIZES[0])
+    expected = averaging.halfway_measures(networks, x)[2][:-1]
+    assert torch.equal(matching.hidden_measures(networks, x)[2], expected)
 
 
 def test_a_mixture_of_own_features_is_the_model_and_negation_is_equation_4() -> None:
@@ -297,6 +450,32 @@ def test_task_vectors_after_rounds_are_equation_8() -> None:
     assert rounds.cosines(expected).tolist() == pytest.approx(cosines)
 
 
+def test_the_landscape_has_each_model_at_its_point() -> None:
+    """Coordinates on the plane give the models back, and its errors are the models' own."""
+    from laboratory import pictures, rounds
+
+    world, generator = pictures.make_world(3, 2), torch.Generator().manual_seed(0)
+    base, weights = pictures.initial(generator), pictures.initial(generator, 2)
+    found = rounds.landscape(base, weights, world.drawn(300, generator), 5)
+    start, flat = pictures.flat(base)[0].double(), pictures.flat(weights).double()
+    one, other = flat - start
+    assert found.points["task 1"] == pytest.approx((one.norm().item(), 0))
+    assert math.hypot(*found.points["task 2"]) == pytest.approx(other.norm().item())
+    assert math.cos(math.radians(found.degrees)) == pytest.approx(torch.cosine_similarity(one, other, dim=0).item())
+    apart = math.dist(found.points["task 1"], found.points["task 2"])
+    assert apart == pytest.approx((one - other).norm().item())
+    tests = world.drawn(300, torch.Generator().manual_seed(4))
+    # A grid of two by two has its corners only: compare one of them with the model built there.
+    corners = rounds.landscape(base, weights, tests, 2)
+    u = one / one.norm()
+    v = other - (other @ u) * u
+    point = (start + corners.x[1] * u + corners.y[0] * v / v.norm()).float()
+    parts = point.split([weight[0].numel() for weight in base])
+    model = [part.view(1, *weight.shape[1:]) for part, weight in zip(parts, base, strict=True)]
+    expected = 100 - pictures.on_all_tasks(pictures.accuracies, model, tests)[0, 1].item()
+    assert corners.errors[1][0, 1].item() == pytest.approx(expected, abs=0.5)
+
+
 def test_proposition_1_holds_for_updates_that_meet_its_assumptions() -> None:
     """Orthogonal between tasks, not opposed within one: exactly, in fp64."""
     from laboratory.rounds import accumulated, cosines
@@ -346,6 +525,106 @@ def test_descent_and_lemma_3_are_those_of_the_regularised_loss() -> None:
     assert settled.expected[1].item() == pytest.approx(mean / s.DECAYS[1], rel=1e-10)
     shares = [torch.linalg.svdvals(w[1])[0] / w[1].norm() for w in after]
     assert settled.inverse[1] == pytest.approx(sum(shares).item() / 3, rel=1e-10)
+
+
+def test_lemma_4_is_as_printed() -> None:
+    """K = 3, λ = 0.01, L = 0.3: its bounds by hand, and the corrected one."""
+    from laboratory.stationary import DECAYS, Stationary, _lemma4
+
+    empty = torch.zeros(3, 3)
+    found = Stationary([0.0] * 3, empty, torch.ones(3), empty, [0.7] * 3, [0.3] * 3)
+    twos, threes, squares = _lemma4(found)
+    decay = DECAYS[1]
+    assert twos[1] == pytest.approx(0.7 / (decay / 0.3 ** (1 / 6)) ** 0.5)
+    assert threes[1] == pytest.approx(0.7 * (decay * math.e) ** (1 / 3) * math.e ** (1 / 3) / (decay * math.e))
+    norm = (1 / (math.e * decay)) ** 0.5  # B² = 1/(eλ), in (λB²)^(1/K) / B
+    assert squares[1] == pytest.approx(0.7 / ((decay * norm**2) ** (1 / 3) / norm))
+
+
+def test_the_rate_of_a_decay_is_found() -> None:
+    from laboratory.gradients import slope
+    from laboratory.stationary import _rate
+
+    times = [0.5 * n for n in range(40)]
+    assert _rate(times, [3 * math.exp(-0.7 * time) for time in times]) == pytest.approx(0.7)
+    assert slope((0.1, 0.2, 0.4), [5 * x**3 for x in (0.1, 0.2, 0.4)]) == pytest.approx(3)
+
+
+def test_the_smallest_activation_is_that_of_definition_1() -> None:
+    """With loops over inputs, layers and neurons."""
+    from laboratory.stationary import cosines, smallest
+
+    torch.manual_seed(3)
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    weights = [torch.randn(2, high, wide, dtype=torch.float64) for wide, high in ((5, 6), (6, 7), (7, 1))]
+    found = []
+    for network in range(2):
+        for point in x[network]:
+            for weight in weights[:-1]:
+                values = [float(row @ point / point.norm()) for row in weight[network]]
+                found += [value for value in values if value > 0]
+                point = (weight[network] @ point).relu()
+    assert smallest(x, weights) == pytest.approx(min(found), rel=1e-10)
+    assert cosines(x[0], x[1])[2, 3].item() == pytest.approx(torch.cosine_similarity(x[0, 2], x[1, 3], dim=0).item())
+    assert cosines(torch.zeros(1, 5), torch.ones(1, 5)).item() == 0
+
+
+def test_lemmas_6_and_7_are_integrals_along_the_descent() -> None:
+    """A few steps of each, by autograd of the loss; together the layers of Lemma 7 give what the loss falls by."""
+    from laboratory import proofs
+    from laboratory import stationary as s
+
+    x, y = (each[None] for each in s.data(5))
+
+    def loss(weights: list[torch.Tensor], activation: s.Activation) -> torch.Tensor:
+        return torch.nn.functional.softplus(-y * s.output(x, weights, activation)).mean()
+
+    def descend(weights: list[torch.Tensor], activation: s.Activation, decay: float) -> tuple[list, list]:
+        own = [weight.clone().requires_grad_() for weight in weights]
+        found = torch.autograd.grad(loss(own, activation), own)
+        return [w.detach() - 0.1 * (g + decay * w.detach()) for w, g in zip(own, found, strict=True)], list(found)
+
+    chain, linear = [weight[:1] for weight in s.rank_one_weights(8)], s.KINDS["linear"]
+    total, first = 0.0, loss(chain, linear).item()
+    for step in range(2):
+        w = (chain[2][0] @ chain[1][0] @ chain[0][0])[0].requires_grad_()
+        whole = torch.nn.functional.softplus(-y[0] * (x[0] @ w)).mean()
+        (gradient,) = torch.autograd.grad(whole, w)
+        total += 0.1 * 2 * w.norm().item() ** (2 / 3) * abs((gradient @ w).item())
+        expected = total / math.sqrt(2 * 1.03 * first * 0.1 * (step + 1))
+        assert proofs.lemma6(2)[step] == pytest.approx(expected, rel=1e-10)
+        chain, _ = descend(chain, linear, 0.01)
+
+    weights = s.random_weights(8, 1)
+    squares, along, start = [0.0] * 3, [0.0] * 3, None
+    for _ in range(3):
+        margin = (torch.sigmoid(-y * s.output(x, weights, torch.relu)) * y * s.output(x, weights, torch.relu)).mean()
+        if start is None or margin < 0:
+            squares, along, start = [0.0] * 3, [0.0] * 3, loss(weights, torch.relu).item()
+        after, found = descend(weights, torch.relu, 0.01)
+        squares = [a + 0.1 * (g**2).sum().item() for a, g in zip(squares, found, strict=True)]
+        along = [a + 0.001 * (g * w).sum().item() for a, g, w in zip(along, found, weights, strict=True)]
+        weights = after
+    fallen = start - loss(weights, torch.relu).item()
+    integrals = proofs.lemma7(3)
+    assert integrals.squares == pytest.approx([value / fallen for value in squares], rel=1e-9)
+    assert integrals.products == pytest.approx([value / fallen for value in along], rel=1e-9)
+    assert sum(proofs.lemma7(400).sums) == pytest.approx(1, abs=0.03)
+
+
+def test_linear_predictors_descend_on_the_regularised_loss() -> None:
+    """One step of both by autograd of `L + λ/2 ‖θ‖²`; at the beginning the bound is what it bounds."""
+    from laboratory import proofs
+
+    torch.manual_seed(4)
+    x, theta = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 3, 1, dtype=torch.float64)
+    y = torch.where(torch.randn(2, 6) > 0, 1.0, -1.0).double()
+    own = theta.clone().requires_grad_()
+    loss = torch.nn.functional.softplus(-y * (x @ own)[..., 0]).mean(dim=1).sum() + 0.15 * own.square().sum()
+    (gradient,) = torch.autograd.grad(loss, own)
+    found = proofs.linear_step(theta, x, y, rate=0.2, decay=0.3)
+    torch.testing.assert_close(found, theta - 0.2 * gradient, atol=1e-14, rtol=1e-12)
+    assert proofs.linear_example(0) == pytest.approx(1) and proofs.linear_example(50) >= 1
 
 
 def test_initial_chains_are_balanced_as_theorem_1_asks() -> None:
