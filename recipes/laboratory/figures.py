@@ -206,6 +206,8 @@ def bounds_figure(result: bounds.Result) -> Figure:
             axes.loglog([each.factor for each in found], values, label=label, markersize=6, **look(number))
         axes.axhline(1, color="0.4", linewidth=1)
         axes.set(xlabel="initial weights ×", title=name)
+        axes.set_xticks([each.factor for each in found], [f"{each.factor:g}" for each in found])
+        axes.set_xticks([], minor=True)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("measured over bound")
     figure.suptitle("Theorem 2: above 1 a bound is wrong", fontsize=12)

@@ -3,6 +3,7 @@
 import torch
 from laboratory import averaging, digits, matching, rounds, trajectories
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from hf_taskvec.figures import COLOURS, look
 
@@ -111,6 +112,7 @@ def averaging_figure(result: averaging.Result) -> Figure:
     bound.loglog(product, delta, markersize=5, **(look(2) | {"linestyle": ""}))
     ends = (min(product), max(product))
     bound.loglog(ends, ends, color="0.4", linewidth=1, label="equal")
+    bound.xaxis.set_minor_formatter(NullFormatter())  # they overlap
     bound.set(xlabel="λ_max‖θᵢ − θⱼ‖²/8", ylabel="δ", title="Theorem 1")
     bound.legend(frameon=False, fontsize=9)
     for axes in (soup, both, task, own, layers, bound):
@@ -195,6 +197,7 @@ def rounds_landscape_figure(result: rounds.Result) -> Figure:
                 marker = {"markeredgecolor": "black", "markersize": 9, "linestyle": ""}
                 axes.plot(*point, color="white", marker=look(number)["marker"], label=label, **marker)
             axes.set(title=f"N = {count}, {found.degrees:.0f}°: {name}", aspect="equal")
+            axes.set(xlabel="along τ₁", ylabel="across it, towards τ₂")
             figure.colorbar(image, ax=axes, shrink=0.6, label="error (%)")
     figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

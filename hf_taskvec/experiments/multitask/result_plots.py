@@ -50,7 +50,7 @@ def _gap(results: MultitaskResults) -> "Figure":
         gaps = [o.gap(m) for o, m in zip(results.outcomes, same, strict=True)]
         right.plot(numbers, gaps, label=merged.rule, **look(number))
     left.axhline(fmean(results.base), color="grey", linewidth=1, linestyle=":")
-    left.text(1.0, fmean(results.base), " θ_0", transform=left.get_yaxis_transform(), va="center", color="grey")
+    left.text(1.0, fmean(results.base), " θ₀", transform=left.get_yaxis_transform(), va="center", color="grey")
     right.axhline(0.0, color="grey", linewidth=1)
     for axes, title in ((left, "mean score of the tasks"), (right, "gap: single − merged")):
         _rounds_axis(axes, results)
@@ -98,7 +98,7 @@ def _rounds(results: MultitaskResults) -> "Figure":
         axes.set_title(f"N = {outcome.rounds}")
     for colour, label in ((COLOURS[1], "cos(τ_i, τ_j)"), (COLOURS[0], "cos(δ_i, δ_j)")):
         rows[0].bar([0], [0], color=colour, alpha=0.5, label=label, width=0)
-    rows[0].legend(frameon=False, loc="center left")
+    figure.legend(*rows[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside lower center")
     return figure
 
 
@@ -106,7 +106,7 @@ def _tasks(results: MultitaskResults) -> "Figure":
     """Figures 8 and 9: each task's score by its own model and by the average."""
     figure, (axes,) = _figure(max(6.0, 1.6 * len(results.tasks)), 4)
     first, last = results.outcomes[0], results.outcomes[-1]
-    bars = [("θ_0", results.base, "lightgrey")]
+    bars = [("θ₀", results.base, "lightgrey")]
     for outcome, dark, light in ((first, COLOURS[0], "#F0B48C"), (last, COLOURS[1], "#8CC0E0"))[
         : len(results.outcomes)
     ]:
@@ -117,7 +117,8 @@ def _tasks(results: MultitaskResults) -> "Figure":
     for number, (label, scores, colour) in enumerate(bars):
         places = [task + (number - (len(bars) - 1) / 2) * width for task in range(len(results.tasks))]
         axes.bar(places, scores, width=width, color=colour, label=label)
-    axes.set_xticks(range(len(results.tasks)), results.tasks)
+    long = max(map(len, results.tasks)) > 12  # as a book's file may be named
+    axes.set_xticks(range(len(results.tasks)), results.tasks, **({"rotation": 15, "ha": "right"} if long else {}))
     axes.set_ylabel("next tokens predicted")
     axes.set_title("held-out text of each task")
     figure.legend(frameon=False, ncols=3, loc="outside lower center")
