@@ -606,10 +606,10 @@ def test_lemmas_6_and_7_are_integrals_along_the_descent() -> None:
         along = [a + 0.001 * (g * w).sum().item() for a, g, w in zip(along, found, weights, strict=True)]
         weights = after
     fallen = start - loss(weights, torch.relu).item()
-    integrals = proofs.lemma7(3)
+    integrals = proofs.lemma7("ReLU", 3)
     assert integrals.squares == pytest.approx([value / fallen for value in squares], rel=1e-9)
     assert integrals.products == pytest.approx([value / fallen for value in along], rel=1e-9)
-    assert sum(proofs.lemma7(400).sums) == pytest.approx(1, abs=0.03)
+    assert sum(proofs.lemma7("linear", 400).sums) == pytest.approx(1, abs=0.03)
 
 
 def test_linear_predictors_descend_on_the_regularised_loss() -> None:
