@@ -197,7 +197,7 @@ def rounds_landscape_figure(result: rounds.Result) -> Figure:
                 marker = {"markeredgecolor": "black", "markersize": 9, "linestyle": ""}
                 axes.plot(*point, color="white", marker=look(number)["marker"], label=label, **marker)
             axes.set(title=f"N = {count}, {found.degrees:.0f}°: {name}", aspect="equal")
-            axes.set(xlabel="along τ₁", ylabel="across it, towards τ₂")
+            axes.set(xlabel="along τ₁", ylabel="across it")
             figure.colorbar(image, ax=axes, shrink=0.6, label="error (%)")
     figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
