@@ -639,6 +639,17 @@ def test_initial_chains_are_balanced_as_theorem_1_asks() -> None:
 # The recipe.
 
 
+def test_the_page_of_results_counts_the_claims_that_are_kept() -> None:
+    """And each claim is there once in each setting."""
+    from laboratory.claims import Claim, counted
+
+    kept = [Claim(**each) for each in json.loads((ROOT / "docs/evidence/theory.json").read_text("utf-8"))]
+    assert len({(each.paper, each.claim, each.setting) for each in kept}) == len(kept)
+    found = counted(kept)
+    text = " ".join((ROOT / "docs/results.md").read_text("utf-8").split())
+    assert f"{sum(each.holds for each in found)} of {len(found)} hold" in text
+
+
 def test_the_recipe_keeps_what_is_done_and_reports_all_of_it(tmp_path: Path) -> None:
     """A section at a time: each is kept, the report has both, and what other code made is measured again."""
     for only in ("gradients", "rounds"):
