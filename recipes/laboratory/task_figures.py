@@ -52,7 +52,7 @@ def epochs_figure(result: trajectories.Result) -> Figure:
         bars.bar(places, result.accuracies[name], 0.25, color=COLOURS[number], label=name)
     bars.set(xlabel="task", ylabel="accuracy (%)", title="task arithmetic", ylim=(0, 115))
     bars.xaxis.get_major_locator().set_params(integer=True)
-    bars.legend(frameon=False, fontsize=9, loc="upper center", ncols=3)
+    bars.legend(frameon=False, fontsize=9, loc="upper center", ncols=3, columnspacing=0.8, handlelength=1.2)
     for number, (share, cosine) in enumerate(zip(result.shares, result.with_first, strict=True)):
         epochs = range(1, len(share) + 1)
         shares.plot(epochs, share, markersize=4, **look(number))
