@@ -38,25 +38,27 @@ def run(quick: bool) -> Result:
     task = torch.tensor([0, 1, 0, 0, 1])
     x, y = inputs[task], targets[task]
     decays = torch.tensor([DECAY, DECAY, DECAY, 0.0, 0.0])[:, None, None]
-    weights = initial(SIZES, 5)
+    weights = [weight.requires_grad_() for weight in initial(SIZES, 5)]
     steps: list[int] = []
     own: dict[str, list[float]] = {name: [] for name in PAIRS}
     merged: dict[str, list[float]] = {name: [] for name in PAIRS}
     ranks: dict[str, list[list[float]]] = {"one network": [], "merged": []}
     for step in tqdm(range(1, (200 if quick else STEPS) + 1), desc="figure 3", disable=None, leave=False):
-        weights = [weight.requires_grad_() for weight in weights]
         found = torch.autograd.grad(logistic(network(x, weights), y).sum(), weights)
-        weights = [(w - (g + decays * w)).detach() for w, g in zip(weights, found, strict=True)]  # η = 1
+        with torch.no_grad():
+            for weight, gradient in zip(weights, found, strict=True):
+                weight.sub_(gradient.add_(decays * weight))  # η = 1
         if step % EVERY == 0 or step in (1, 50, 100, 200):
             steps.append(step)
-            losses = logistic(network(x, weights), y)
+            now = [weight.detach() for weight in weights]
+            losses = logistic(network(x, now), y)
             for name, pair in PAIRS.items():
                 rows = torch.tensor(pair)
-                summed = [weight[rows].sum(dim=0, keepdim=True).expand(2, -1, -1) for weight in weights]
+                summed = [weight[rows].sum(dim=0, keepdim=True).expand(2, -1, -1) for weight in now]
                 own[name].append(losses[rows].mean().item())
                 merged[name].append(logistic(network(x[rows], summed), y[rows]).mean().item())
-            ranks["one network"].append(stable_ranks([weight[:1] for weight in weights[:-1]])[0].tolist())
-            both = [weight[:2].sum(dim=0, keepdim=True) for weight in weights[:-1]]
+            ranks["one network"].append(stable_ranks([weight[:1] for weight in now[:-1]])[0].tolist())
+            both = [weight[:2].sum(dim=0, keepdim=True) for weight in now[:-1]]
             ranks["merged"].append(stable_ranks(both)[0].tolist())
     return Result(_claims(steps, own, merged, ranks), steps, own, merged, ranks)
 
