@@ -80,7 +80,7 @@ def transfer_figure(result: transformer.Result) -> Figure:
     axes.set(xlabel="λ of task 1", ylabel="λ of task 2")
     one, other = result.transfer.gammas
     axes.set_title(f"Loss on a new task, γ = ({one:g}, {other:g})".replace("-", "−"), fontsize=11.5)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False, fontsize=9.5)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9.5)
     figure.colorbar(image, ax=axes, label="hinge loss")
     return figure
 

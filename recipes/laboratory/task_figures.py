@@ -37,7 +37,7 @@ def digits_transfer_figure(result: digits.Result) -> Figure:
     marker = {"markeredgecolor": "white", "markersize": 11, "linestyle": ""}
     axes.plot(*result.best, "X", color="black", label="chosen on other digits", **marker)
     axes.set(xlabel="λ of task 1", ylabel="λ of task 2", title="Accuracy on a new task (%)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.colorbar(image, ax=axes)
     return figure
 
