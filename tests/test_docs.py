@@ -74,6 +74,16 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
             assert anchor in anchors(path.read_text("utf-8")), target + anchor
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    for table in re.findall(r"^\|.+\n\|[-:| ]+\|\n(?:\|.*\n?)+", text, re.M):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(cells) == {cells[0]}, table.splitlines()[
+            next(n for n, count in enumerate(cells) if count != cells[0])
+        ]
+
+
 def commands(text: str) -> list[list[str]]:
     """The commands of a page's shell blocks, word by word; without comments, and without those that leave words out."""
     found = []
