@@ -127,6 +127,7 @@ class VectorConstructors(LinearExpression):
         revision: str | None = None,
         base_revision: str | None = None,
         adapter_name: str | None = None,
+        initial: str | Path | None = None,
         token: str | bool | None = None,
     ) -> "TaskVector":
         """The vector of a LoRA adapter, its factors kept as factors.
@@ -151,6 +152,9 @@ class VectorConstructors(LinearExpression):
                 The same of the base.
             adapter_name (`str`, *optional*):
                 Which adapter of a live `PeftModel`; by default the active one, if there is only one.
+            initial (`str` or `Path`, *optional*):
+                The adapter as it was before training, for one that began with a part of the base (PiSSA, OLoRA, CorDA,
+                LoRA-GA, LoftQ): the vector is what training added.
             token (`str` or `bool`, *optional*):
                 As in transformers.
 
@@ -173,6 +177,7 @@ class VectorConstructors(LinearExpression):
             revision=revision,
             base_revision=base_revision,
             adapter_name=adapter_name,
+            initial=initial,
             token=token,
         )
 

@@ -32,6 +32,9 @@ def extract_command(
         str | None, typer.Option(help="If the vocabularies differ: truncate, extend, or union (by token).")
     ] = None,
     heads: Annotated[str | None, typer.Option(help="If the heads differ: exclude or match.")] = None,
+    initial: Annotated[
+        str | None, typer.Option(help="Of PiSSA, OLoRA, …: the adapter as it was before training.")
+    ] = None,
     dtype: StoredDtypeOption = None,
     reference: Annotated[bool, typer.Option("--reference", help="Store no tensors, only where they are.")] = False,
     overwrite: OverwriteOption = False,
@@ -60,6 +63,8 @@ def extract_command(
         raise BadValueError(f"{shown} is a task vector already.")
     checked_there = cast("Literal['truncate', 'extend', 'union'] | None", vocabulary)
     and_there = cast("Literal['exclude', 'match'] | None", heads)
-    vector = open_vector(models[-1], base, name=name, vocabulary=checked_there, heads=and_there, token=token)
+    vector = open_vector(
+        *(models[-1], base), name=name, vocabulary=checked_there, heads=and_there, initial=initial, token=token
+    )
     save_and_report(vector, output, json, dtype=dtype, reference=reference, overwrite=overwrite)
     return None

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -306,6 +306,11 @@ def check_config(adapter: Adapter) -> None:
     _check_start(adapter)
 
 
+def as_plain(adapter: Adapter) -> Adapter:
+    """The adapter, whatever its factors began with."""
+    return replace(adapter, config={**adapter.config, "init_lora_weights": True})
+
+
 def _is_default(key: str, value: Any) -> bool:
     """Whether an option that is not known here is as PEFT sets it where nobody asks for it."""
     from peft import LoraConfig
@@ -317,10 +322,11 @@ def _check_start(adapter: Adapter) -> None:
     start = adapter.config.get("init_lora_weights")
     if not isinstance(start, str) or not start.lower().startswith(_CHANGED_BASE):
         return
-    way_out = (
-        "Merge it into its base with PEFT and use from_finetuned()."
+    way_out = "Give the adapter as it was before training: from_adapter(adapter, initial=...), or --initial; "
+    way_out += (
+        "or merge it into its base with PEFT and use from_finetuned()."
         if start.lower().startswith("loftq")
-        else "Save it with PEFT's path_initial_model_for_weight_conversion= to make it a plain LoRA."
+        else "or save it with PEFT's path_initial_model_for_weight_conversion= to make it a plain LoRA."
     )
     raise UnsupportedError(
         f"{adapter.name} was started with init_lora_weights={start!r}, which changes the base weights, so its factors "

@@ -31,6 +31,7 @@ from hf_taskvec.extraction.adapter_files import (
     OTHER_TUNERS,
     Adapter,
     AdapterBase,
+    as_plain,
     base_of,
     check_config,
     live_adapter,
@@ -59,20 +60,24 @@ def from_adapter(
     revision: str | None = None,
     base_revision: str | None = None,
     adapter_name: str | None = None,
+    initial: str | Path | None = None,
     token: str | bool | None = None,
 ) -> TaskVector:
     """See `TaskVector.from_adapter`."""
+    begun = None if initial is None else stored_adapter(initial, None, token)
     if isinstance(adapter, str | Path):
         found = stored_adapter(adapter, revision, token)
-        check_config(found)
+        check_config(found if begun is None else as_plain(found))
         origin_base = base_of(found, base, base_revision, token)
     elif is_peft_model(adapter):
         found = live_adapter(adapter, adapter_name)
-        check_config(found)
+        check_config(found if begun is None else as_plain(found))
         origin_base = live_base(adapter, found) if base is None else base_of(found, base, base_revision, token)
     else:
         raise BadValueError(f"expected a folder, a Hub id or a PeftModel, not {type(adapter).__name__}.")
     terms = _terms(found, origin_base)
+    if begun is not None:
+        terms = _since(terms, begun, found, origin_base)
     layout = origin_base.layout
     _check_targets(terms, layout, found.name)
     named = named_base(found, layout)
@@ -84,8 +89,24 @@ def from_adapter(
     kind = str(found.config["peft_type"]).upper()
     of = "LoRA adapter" if kind == "LORA" else f"{kind} adapter"
     how = f"{of}, rank {rank[0]}" + (f"–{rank[-1]}" if len(rank) > 1 else "") if rank else of.removeprefix("LoRA ")
-    tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(found.tensors))
+    how += ", less its start" if begun is not None else ""
+    read = found.tensors if begun is None else {**found.tensors, **{f"start.{k}": s for k, s in begun.tensors.items()}}
+    tuned = ModelRecord(found.name, found.revision, fingerprint=sampled_fingerprint(read))
     return TaskVector(terms, Provenance.of(Origin(name or label_for(found.name), how, record, tuned)))
+
+
+def _since(terms: dict[str, list[Term]], begun: Adapter, trained: Adapter, base: AdapterBase) -> dict[str, list[Term]]:
+    """What training added to the factors that it began with, which had been taken out of the base."""
+    check_config(as_plain(begun))
+    for each in (trained, begun):
+        others = [key for key in each.tensors if ".lora_A." not in key and ".lora_B." not in key]
+        if each.config.get("use_dora") or str(each.config["peft_type"]).upper() != "LORA" or others:
+            raise UnsupportedError(f"initial= is for plain LoRA, and {each.name} holds more than factors.")
+    before = _terms(begun, base)
+    if before.keys() != terms.keys():
+        differing = some(sorted(before.keys() ^ terms.keys()))
+        raise MismatchError(f"{begun.name} is not the start of {trained.name}: {differing} is in one of them alone.")
+    return {name: [*each, *(Term(-term.weight, term.delta) for term in before[name])] for name, each in terms.items()}
 
 
 def _terms(adapter: Adapter, base: AdapterBase) -> dict[str, list[Term]]:

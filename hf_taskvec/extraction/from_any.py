@@ -15,6 +15,7 @@ def open_vector(
     name: str | None = None,
     vocabulary: VocabularyChoice | None = None,
     heads: HeadsChoice | None = None,
+    initial: str | Path | None = None,
     token: str | bool | None = None,
 ) -> TaskVector:
     """A task vector from a folder or a Hub id (`me/tuned`, `me/tuned@revision`) that holds one in any form.
@@ -34,6 +35,8 @@ def open_vector(
             For full fine-tunes alone: `"truncate"`, `"extend"` or `"union"`, see `TaskVector.from_finetuned`.
         heads (`str`, *optional*):
             For full fine-tunes alone as well: `"exclude"` or `"match"`.
+        initial (`str` or `Path`, *optional*):
+            For adapters alone: as it was before training, see `TaskVector.from_adapter`.
         token (`str` or `bool`, *optional*):
             For Hub ids, as in transformers.
 
@@ -55,11 +58,13 @@ def open_vector(
     for what, choice in (("vocabulary", vocabulary), ("heads", heads)):
         if choice is not None and kind != "model":
             raise BadValueError(f"{what} is for full fine-tunes, and {shown} is none.")
+    if initial is not None and kind != "adapter":
+        raise BadValueError(f"initial is for adapters, and {shown} is none.")
     if kind == "vector":
         vector = TaskVector.load(where, token=token)
         return vector if name is None else vector.named(name)
     if kind == "adapter":
-        return TaskVector.from_adapter(where, base=base, name=name, token=token)
+        return TaskVector.from_adapter(where, base=base, name=name, initial=initial, token=token)
     if base is None:
         raise BadValueError(
             f"{shown} is no task vector and no adapter. If it is a full fine-tune, its vector needs the base as well: "

@@ -25,13 +25,22 @@ TYPES = sorted(_ARCHITECTURES)
 UNTIED = [kind for kind in TYPES if kind != "gpt2" and not kind.startswith("gemma")]
 
 
+# What llama.cpp takes for granted of a type, or asks for by another name.
+_ASSUMED: dict[str, dict[str, Any]] = {
+    "phi": {"num_key_value_heads": None, "intermediate_size": 128},
+    "gemma2": {"query_pre_attn_scalar": 8},
+}
+
+
 def model_of(kind: str, **more: Any) -> PreTrainedModel:
     """Several heads, fewer of keys, no tied head where the type can have its own."""
     if kind == "gpt2":
-        return make(kind, n_embd=32, n_head=4, **more)
-    heads = {} if kind == "phi" else {"num_key_value_heads": 2}
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "tie_word_embeddings": kind not in UNTIED}
-    return make(kind, **{**sizes, **heads, **more})
+        return make(kind, n_embd=32, n_head=4, n_positions=64, n_ctx=64, **more)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    others = {"max_position_embeddings": 64, "num_local_experts": None, "num_experts": None}
+    return make(
+        kind, **{**sizes, **others, "tie_word_embeddings": kind not in UNTIED, **_ASSUMED.get(kind, {}), **more}
+    )
 
 
 def vector_of(model: PreTrainedModel, rank: int = 3, size: float = 1.0) -> TaskVector:
@@ -151,14 +160,18 @@ def test_the_file_is_what_llama_cpps_own_converter_writes(kind: str, tmp_path: P
     assert all(torch.equal(own[name], theirs[name]) for name in own)
 
 
+# llama.cpp looks GELU up in a table of fp16; the others are in fp32 throughout.
+_CLOSE = {"llama": 1e-5, "phi3": 1e-5, "qwen3": 1e-5, "gemma2": 2e-3, "gpt2": 1e-3, "phi": 1e-3}
+
+
 @pytest.mark.slow
 @needs_llama_cpp
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "phi", "phi3", "qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", sorted(_CLOSE))
 def test_llama_cpp_says_at_each_scale_what_the_edited_model_says(kind: str, tmp_path: Path) -> None:
     base = tmp_path / "base"
     model = model_of(kind, vocab_size=VOCABULARY)
     model.save_pretrained(base)
-    vector = vector_of(model, size=0.1)
+    vector = vector_of(model, size=0.3)
     folder = vector.to_adapter(tmp_path / "adapter", base=base, serve="llama.cpp")
     converted = convert_model(base, tmp_path / "base.gguf")
     untouched = None
@@ -168,9 +181,7 @@ def test_llama_cpp_says_at_each_scale_what_the_edited_model_says(kind: str, tmp_
         edited = AutoModelForCausalLM.from_pretrained(base)
         with torch.no_grad(), vector.applied_to(edited, scale=scale):
             expected = edited(torch.tensor([tokens])).logits[0, -1]
-        spread = float(expected.std())
-        assert np.abs(found - expected.numpy()).max() < 1e-3 * spread, scale
-        if untouched is None:
-            untouched = expected
-        else:  # the edit says something else, by far
-            assert (expected - untouched).abs().max() > 0.1 * spread
+        untouched = expected if untouched is None else untouched
+        moved = float((expected - untouched).abs().max())  # how far the edit goes is what a difference is small beside
+        assert scale == 0 or moved > 0.4
+        assert np.abs(found - expected.numpy()).max() < _CLOSE[kind] * max(moved, 1.0), scale

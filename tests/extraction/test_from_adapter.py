@@ -431,6 +431,44 @@ def test_starts_that_change_the_base_are_refused(models: TinyModels, tmp_path: P
             TaskVector.from_adapter(given)
 
 
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_a_start_from_the_base_is_converted_or_subtracted(models: TinyModels, tmp_path: Path, start: str) -> None:
+    """By PEFT's own conversion, or less the adapter before training: what PEFT merges, less the base."""
+    base = models.pair("phi").base
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = {name: weight.double() for name, weight in model.state_dict().items()}
+    live = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"], init_lora_weights=start))
+    live.save_pretrained(tmp_path / "unconverted-start")
+    live.peft_config["default"].init_lora_weights = True  # as PEFT's documentation has it
+    live.save_pretrained(tmp_path / "start")
+    live.peft_config["default"].init_lora_weights = start
+    with torch.no_grad():
+        for name, weight in live.named_parameters():
+            if "lora_" in name:
+                weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))))
+    live.save_pretrained(tmp_path / "trained")
+    live.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "start"))
+    merged = live.double().merge_and_unload().state_dict()
+    converted = TaskVector.from_adapter(tmp_path / "converted")
+    for vector in (
+        converted,
+        TaskVector.from_adapter(tmp_path / "trained", initial=tmp_path / "start", name="v"),
+        TaskVector.from_adapter(tmp_path / "trained", initial=tmp_path / "unconverted-start"),
+    ):
+        assert vector.is_low_rank and len(vector) == 2
+        for name in vector:
+            assert torch.allclose(vector.dense(name, torch.float64), merged[name] - before[name], atol=1e-6)
+            assert vector.dense(name).norm() > 0.01
+    vector.save(tmp_path / "saved")
+    again = TaskVector.load(tmp_path / "saved")
+    assert all(torch.equal(again.dense(name), vector.dense(name)) for name in vector)
+    with pytest.raises(TaskVectorError, match=r"initial=\.\.\.\), or --initial.*path_initial_model_for_weight"):
+        TaskVector.from_adapter(tmp_path / "trained")
+    other = adapter(base, tmp_path / "other", target_modules=["k_proj"])
+    with pytest.raises(TaskVectorError, match="other is not the start of trained"):
+        TaskVector.from_adapter(tmp_path / "trained", initial=other.folder)
+
+
 @pytest.mark.parametrize(
     ("option", "reason"),
     [

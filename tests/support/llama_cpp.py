@@ -76,5 +76,5 @@ def logits(model: Path, folder: Path, adapter: Path | None = None, scale: float 
 
 
 def _run(words: list[object]) -> None:
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stderr[-3000:]
