@@ -96,7 +96,7 @@ def _add(digest: "hashlib._Hash", prefix: str, module: "torch.nn.Module") -> Non
     import torch
 
     stored: dict[str, Any] = {}
-    packing = getattr(module._parameters.get("weight"), "quant_state", None)
+    packing: Any = getattr(module._parameters.get("weight"), "quant_state", None)
     if getattr(packing, "packing_format_for_cpu", False):
         # bitsandbytes repacked it for the processor when it was run. Asked for what is stored, it would bring the
         # weight back in place, and mix up its scales unless they are quantised as well.
