@@ -16,8 +16,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+from questions import QUESTIONS, Question
 from support.browser import browser, needs_browser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,3 +110,30 @@ def test_search_finds_a_page(address: str) -> None:
         WebDriverWait(page, 30).until(lambda page: page.find_elements(By.CSS_SELECTOR, found))
         first = page.find_element(By.CSS_SELECTOR, found).get_attribute("href")
         assert "quantised-bases" in first or "choices" in first
+
+
+def test_there_are_twenty_questions_and_none_takes_more_than_two_clicks() -> None:
+    assert len({each.question for each in QUESTIONS}) == 20
+    assert all(1 <= len(each.clicks) <= 2 for each in QUESTIONS)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_twenty_questions_are_answered_within_two_clicks(address: str, width: int) -> None:
+    with browser(width) as page:
+        wrong = [each.question for each in QUESTIONS if not answers(page, address, each)]
+    assert wrong == []
+
+
+def answers(page: Any, address: str, asked: Question) -> bool:
+    """Whether the clicks lead to a page that has the answer; each is on a link that can be seen."""
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{address}/index.html")
+    for text in asked.clicks:
+        links = [link for link in page.find_elements(By.LINK_TEXT, text) if link.is_displayed()]
+        if not links:
+            return False
+        page.execute_script("arguments[0].scrollIntoView({block: 'center'})", links[0])
+        links[0].click()
+    return asked.answer in page.find_element(By.TAG_NAME, "article").text
