@@ -8,7 +8,7 @@ store the path of a local folder that it refers to, beside its provenance.)
 import math
 import numbers
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,15 +193,15 @@ class Provenance:
 
     def plus(self, other: "Provenance") -> "Provenance":
         """The provenance of `self + other`; labels that stand for different sources are told apart."""
-        other = other._relabelled_beside(self)
-        weights = dict(self.weights)
-        for atom, weight in other.weights:
-            weights[atom] = weights.get(atom, 0.0) + weight
-        origins = {origin.label: origin for origin in (*other.origins, *self.origins)}
-        order = dict.fromkeys(origin.label for origin in (*self.origins, *other.origins))
-        rules = dict.fromkeys([*self.rules, *other.rules])
-        kept = tuple((atom, weight) for atom, weight in weights.items() if weight != 0.0)
-        return Provenance(kept, tuple(origins[label] for label in order), tuple(rules))
+        return self.total([self, other])
+
+    @classmethod
+    def total(cls, each: "Iterable[Provenance]") -> "Provenance":
+        """The provenance of a sum of any number of vectors: that of adding them one by one."""
+        whole = SumOfProvenances()
+        for one in each:
+            whole.add(one)
+        return whole.result()
 
     def through(self, function: str, **arguments: object) -> "Provenance":
         """The provenance of `function(self, ...)`: one new atom."""
@@ -230,11 +230,9 @@ class Provenance:
         >>> Provenance.combined([a, b.scaled(-0.5)], "ties", density=0.2).expression
         "combine([a, -0.5*b], 'ties', density=0.2)"
         """
-        whole, expressions = cls(), []
-        for one in each:
-            one = one._relabelled_beside(whole)
-            expressions.append(one.expression)
-            whole = whole.plus(one)
+        added = SumOfProvenances()
+        expressions = [added.add(one).expression for one in each]
+        whole = added.result()
         atom = f"combine([{', '.join(expressions)}], {rule!r}{_keywords(arguments)})"
         rules = dict.fromkeys([*whole.rules, *([(rule, paper)] if paper else [])])
         return cls(((atom, 1.0),), whole.origins, tuple(rules))
@@ -271,19 +269,24 @@ class Provenance:
             origins.append(origin)
         return replace(self, origins=tuple(origins))
 
-    def _relabelled_beside(self, other: "Provenance") -> "Provenance":
-        """The same provenance, with no label that stands for something else in another one."""
-        taken = {origin.label: origin for origin in other.origins}
-        known = {origin.identity: origin.label for origin in other.origins if origin.identity}
+    def relabelled_beside(self, taken: Mapping[str, Origin], known: Mapping[str, str]) -> "Provenance":
+        """The same provenance, with no label that stands for something else.
+
+        Args:
+            taken (`Mapping[str, Origin]`):
+                Labels and what they stand for.
+            known (`Mapping[str, str]`):
+                The identity of an origin -> its label there.
+        """
         labels = {origin.label: origin.label for origin in self.origins}
         for origin in self.origins:
             if taken.get(origin.label, origin).stands_for_the_same(origin):
                 continue
             number = 2
-            while f"{origin.label}_{number}" in taken.keys() | labels.keys():
+            while (new := f"{origin.label}_{number}") in taken or new in labels:
                 number += 1
             # Two vectors of one name may have met before, the other way round.
-            labels[origin.label] = known.get(origin.identity or "") or f"{origin.label}_{number}"
+            labels[origin.label] = known.get(origin.identity or "") or new
         return self._relabelled({old: new for old, new in labels.items() if old != new})
 
     def _relabelled(self, labels: Mapping[str, str]) -> "Provenance":
@@ -333,6 +336,35 @@ class Provenance:
             tuple(Origin.from_json({**origin, "label": labels[origin["label"]]}) for origin in origins),
             tuple(data.get("rules", {}).items()),
         )
+
+
+class SumOfProvenances:
+    """The provenances of a sum's vectors, added up one after another, each in the time that it takes by itself."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, float] = {}
+        self._origins: dict[str, Origin] = {}
+        self._known: dict[str, str] = {}
+        self._rules: dict[tuple[str, str], None] = {}
+
+    def add(self, one: Provenance) -> Provenance:
+        """Take one more; it is given back with labels that are told apart from those before."""
+        one = one.relabelled_beside(self._origins, self._known)
+        for atom, weight in one.weights:
+            self._weights[atom] = self._weights.get(atom, 0.0) + weight
+            if self._weights[atom] == 0.0:
+                del self._weights[atom]
+        for origin in one.origins:
+            if origin.label not in self._origins:
+                self._origins[origin.label] = origin
+                if origin.identity:
+                    self._known[origin.identity] = origin.label
+        self._rules |= dict.fromkeys(one.rules)
+        return one
+
+    def result(self) -> Provenance:
+        """The provenance of the sum so far."""
+        return Provenance(tuple(self._weights.items()), tuple(self._origins.values()), tuple(self._rules))
 
 
 def _fitting(labels: Sequence[str]) -> dict[str, str]:

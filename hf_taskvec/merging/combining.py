@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_taskvec.algebra.linear_expression import check_shape
 from hf_taskvec.algebra.parameter_names import layer_count
-from hf_taskvec.algebra.provenance import Provenance
+from hf_taskvec.algebra.provenance import Provenance, SumOfProvenances
 from hf_taskvec.algebra.sums import Term
 from hf_taskvec.algebra.task_vector import TaskVector
 from hf_taskvec.errors import BadValueError, MismatchError, some
@@ -61,9 +61,7 @@ def combine(
     scales = _check_weights(weights, len(vectors))
     if found.linear:
         parts = zip(found.function(scales, **options), vectors, strict=True)
-        total = sum((coefficient * vector for coefficient, vector in parts), start=TaskVector({}))
-        terms = {name: change.terms for name, change in total.items()}
-        return TaskVector(terms, _by_rule(total.provenance, found))
+        return _sum([coefficient * vector for coefficient, vector in parts], found)
     labels = _labels(vectors)
     layers = layer_count(name for vector in vectors for name in vector)
     parameters = []
@@ -121,10 +119,15 @@ def _key(rule: Rule, options: Mapping[str, Any], vectors: int) -> str:
     return f"{rule.name} {sorted(options.items())!r} of {vectors}"
 
 
-def _by_rule(provenance: Provenance, rule: Rule) -> Provenance:
-    """The provenance with the rule's paper, which an expression does not tell."""
+def _sum(vectors: Sequence[TaskVector], rule: Rule) -> TaskVector:
+    """What adding them one by one gives, in one pass; with the rule's paper, which an expression does not tell."""
+    terms: dict[str, list[Term]] = {}
+    for vector in vectors:
+        for name, change in vector.items():
+            terms.setdefault(name, []).extend(change.terms)
+    total = Provenance.total(vector.provenance for vector in vectors)
     papers = [(rule.name, rule.paper)] if rule.paper else []
-    return replace(provenance, rules=tuple(dict.fromkeys([*provenance.rules, *papers])))
+    return TaskVector(terms, replace(total, rules=tuple(dict.fromkeys([*total.rules, *papers]))))
 
 
 def _labels(vectors: Sequence[TaskVector]) -> list[str]:
@@ -134,10 +137,9 @@ def _labels(vectors: Sequence[TaskVector]) -> list[str]:
     """
     counts: Counter[str] = Counter()
     labels = []
-    beside = Provenance()
+    added = SumOfProvenances()
     for vector in vectors:
-        beside = replace(beside, weights=()).plus(vector.provenance)
-        text = beside.expression
+        text = added.add(vector.provenance).expression
         counts[text] += 1
         labels.append(text if counts[text] == 1 else f"{text} #{counts[text]}")
     return labels

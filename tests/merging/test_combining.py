@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,29 @@ def test_papers_of_linear_rules_reach_the_provenance() -> None:
     assert combine([a, b]).provenance.rules == (("sum", "https://arxiv.org/abs/2212.04089"),)
     both = combine([combine([a, b], "ties"), b], "mean").provenance
     assert [name for name, _ in both.rules] == ["ties", "mean"] and both.expression.startswith("0.5*combine(")
+
+
+def test_a_sum_of_many_is_what_adding_them_one_by_one_gives() -> None:
+    """The same terms, labels and sources, also where labels are the same and vectors cancel; in linear time."""
+    draw = torch.Generator().manual_seed(0)
+    vectors = [
+        TaskVector.from_tensors({f"w{n % 3}": torch.randn(2, generator=draw), "w": torch.randn(2)}, name=f"v{n % 5}")
+        for n in range(40)
+    ]
+    many = [*vectors, -vectors[3], vectors[3], *vectors[:7], 0.5 * vectors[2] - vectors[1]]
+    found, expected = combine(many), sum(many[1:], many[0])
+    assert found == expected and list(found) == list(expected)
+    assert found.expression == expected.expression and found.provenance.origins == expected.provenance.origins
+    assert all(torch.equal(found.dense(name), expected.dense(name)) for name in expected)
+    count, larger = (
+        [TaskVector.from_tensors({"w": torch.ones(1)}, name=f"v{n}") for n in range(number)] for number in (250, 2000)
+    )
+    seconds = []
+    for some in (count, larger):
+        start = time.process_time()
+        combine(some)
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 32 * seconds[0]  # eight times as many; one by one takes 64 times as long
 
 
 def test_vectors_of_one_label_get_another_in_the_expression() -> None:
