@@ -182,11 +182,15 @@ def proofs_figure(result: proofs.Result) -> Figure:
     """Lemma 6 of Kuzborskij and Abbasi Yadkori (2025): an integral over its bound, over time."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    times = [proofs.RATE * step for step in range(1, len(result.bounded) + 1)]
-    axes.loglog(times, result.bounded, color=COLOURS[1], linewidth=2)
+    for number, (label, values) in enumerate(
+        zip(("as printed", "with 1/‖w‖² in eq. (4)"), result.bounded, strict=True)
+    ):
+        times = [proofs.RATE * step for step in range(1, len(values) + 1)]
+        axes.loglog(times, values, linewidth=2, label=label, **(look(number) | {"marker": ""}))
     axes.axhline(1, color="0.4", linewidth=1)
     axes.set(xlabel="time ηt", ylabel="the integral over its bound", title="Lemma 6: above 1 it is wrong")
     axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
     return figure
 
 
