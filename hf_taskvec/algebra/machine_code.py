@@ -179,23 +179,6 @@ def scattering_code(itemsize: int) -> Callable[..., Any]:
     return _function(scattering_loop(itemsize), None, *arguments)
 
 
-@_once
-def hashing_code() -> Callable[..., Any]:
-    """The function of `hashing_code.hashing_loop`."""
-    from hf_taskvec.algebra.hashing_code import hashing_loop
-
-    return _function(hashing_loop(), None, ctypes.c_int64, *[ctypes.c_void_p] * 2)
-
-
-@functools.cache
-def has_fast_hashlib() -> bool:
-    """Whether one SHA-256 is made by instructions of its own, and vectors are not wide enough to beat them."""
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features()
-    return not features.get("avx512f") and bool(features.get("sha") or features.get("sha2"))
-
-
 @functools.cache
 def rounds_to_bfloat() -> bool:
     """Whether one instruction rounds fp32 numbers to bf16: to nearest even, but for numbers that need care anyway."""

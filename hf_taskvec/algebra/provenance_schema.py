@@ -10,7 +10,7 @@ from hf_taskvec.json_files import Schema, line
 
 _HEX = {"type": "string", "pattern": "^[0-9a-f]{1,128}$"}
 #: of a tensor or of all weights; see `digests.py`
-DIGEST = {"type": "string", "pattern": "^(blocks:)?[0-9a-f]{64}$"}
+DIGEST = {"type": "string", "pattern": "^(blake3:|blocks:)?[0-9a-f]{64}$"}
 
 #: a model's licence, as its card states it
 LICENSE: dict[str, Any] = {

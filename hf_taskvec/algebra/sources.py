@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from hf_taskvec.algebra.digests import TAG, tensor_digest
+from hf_taskvec.algebra.digests import TAG, tag_of, tensor_digest
 from hf_taskvec.errors import MismatchError, some
 from hf_taskvec.threads import workers
 
@@ -246,7 +246,7 @@ def full_digest(tensors: Mapping[str, Source], like: str = TAG) -> str:
         contents = run(lambda each: tensor_digest(tensors[each].read(), like), names)
         for name, content in zip(names, contents, strict=True):
             digest.update(f"{name}|{list(tensors[name].shape)}|{tensors[name].dtype}|{content}\n".encode())
-    return (TAG if like.startswith(TAG) else "") + digest.hexdigest()
+    return tag_of(like) + digest.hexdigest()
 
 
 def same_bytes(tensors: Mapping[str, Source], others: Mapping[str, Source]) -> bool:

@@ -3,19 +3,20 @@
 The JSON lists every parameter's terms and every tensor with its dtype, shape and sha256, and carries a checksum of
 itself, so no damage to either file passes unnoticed. Tensors are mapped, and checked when they are first used.
 
-`taskvec.json`, format 3:
+`taskvec.json`, format 4:
     format, library     versions
     provenance          the expression, its weights, the origins of its labels
     parameters          name -> terms: a weight, and a change of some kind over tensors, each a key of `tensors` or a
                         view: {"transposed": tensor}; {"rows", "range", "of": tensor}; {"sparse": shape, "counts",
                         "offsets", "values"}, three keys of `tensors` (`algebra/sparse_tensors.py`)
-    tensors             tensor -> file (for a reference: checkpoint and name), dtype, shape, sha256 (see
-                        `algebra/digests.py`)
+    tensors             tensor -> file (for a reference: checkpoint and name), dtype, shape, sha256: its digest (see
+                        `algebra/digests.py`; the name is that of format 1)
     checkpoints         for a reference: the folders or Hub ids that the tensors are read from
     discarded           after compression: the share of the squared norm lost, for each parameter
     checksum            sha256 of all of the above
 
-In formats 1 and 2 the sha256 of a tensor is of all its bytes at once. Format 1 has no sparse tensors.
+In formats 1 and 2 the digest of a tensor is the SHA-256 of all its bytes at once, in format 3 that of the SHA-256 of
+blocks. Format 1 has no sparse tensors.
 
 A checksum tells damage, not intent: whoever writes a file can write its checksum. So what is read is also checked
 against `VECTOR`, the same in JSON Schema's words, and so is what is written. What the terms of each kind of change hold
@@ -30,8 +31,8 @@ from typing import Any
 from hf_taskvec.algebra.provenance_schema import DIGEST, PROVENANCE
 from hf_taskvec.json_files import Schema, line
 
-FORMAT = 3
-FORMATS = (1, 2, FORMAT)
+FORMAT = 4
+FORMATS = (1, 2, 3, FORMAT)
 
 _SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _TERM = {

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_taskvec import TaskVector, TaskVectorError, __version__
 from hf_taskvec.algebra.deltas import Difference, LowRank
+from hf_taskvec.algebra.digests import tensor_digest
 from hf_taskvec.algebra.provenance import Origin, Provenance
 from hf_taskvec.algebra.sources import InMemory
 from hf_taskvec.algebra.sums import Term
@@ -100,7 +101,7 @@ def test_the_json_can_be_read_by_a_person(tmp_path: Path) -> None:
     vector.save(tmp_path / "v")
     text = (tmp_path / "v" / JSON).read_text("utf-8")
     document = json.loads(text)
-    assert document["format"] == 3 and document["library"] == __version__
+    assert document["format"] == 4 and document["library"] == __version__
     assert document["provenance"]["expression"] == "0.5*hp1"
     assert "λ" in text and text.count("\n") > 20
     (term,) = document["parameters"]["w"]
@@ -406,10 +407,28 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object], sign: bool = 
     return folder
 
 
+@pytest.mark.parametrize(("version", "tag"), [(2, ""), (3, "blocks:")])
+def test_vectors_of_before_are_read_and_checked(saved: Path, version: int, tag: str) -> None:
+    """Their digests are SHA-256, of all bytes or of blocks."""
+    kept = TaskVector.load(saved)
+
+    def edit(document: dict[str, Any]) -> None:
+        document["format"] = version
+        for name, entry in document["tensors"].items():
+            stored = load_file(saved / entry["file"])[name]
+            entry["sha256"] = tensor_digest(stored, like=tag + "0" * 64)
+
+    found = TaskVector.load(edited(saved, edit))
+    assert all(torch.equal(found.dense(name), kept.dense(name)) for name in kept)
+    edited(saved, lambda document: next(iter(document["tensors"].values())).update(sha256=tag + "0" * 64))
+    with pytest.raises(TaskVectorError, match="damaged"):
+        {name: each.dense() for name, each in TaskVector.load(saved).items()}
+
+
 def test_an_unknown_format_version_is_refused(saved: Path) -> None:
-    for version in (4, "1", None, True):
+    for version in (5, "1", None, True):
         edited(saved, lambda document, version=version: document.update(format=version))
-        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads formats up to 3"):
+        with pytest.raises(TaskVectorError, match=rf"v has task vector format {version!r}; .*reads formats up to 4"):
             TaskVector.load(saved)
 
 
