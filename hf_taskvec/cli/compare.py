@@ -1,7 +1,8 @@
 """`taskvec compare`: the cosines of vectors."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,11 +11,23 @@ from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.results import CommandResult, TextTable, layer_title
 from hf_taskvec.errors import BadValueError
 
+if TYPE_CHECKING:
+    from hf_taskvec.analysis.cosines import CosineView
+
+_CAPTIONS: dict["CosineView", str] = {
+    "total": "The cosine of each two vectors",
+    "parts": "The cosine within each kind of matrix, layer by layer",
+    "layers": "Cosines and norms by layer",
+}
+
 
 def compare_command(
     vectors: Annotated[list[str], typer.Argument(metavar="[NAME=]VECTOR", help="Two vectors or more.")],
     plot: Annotated[
         Path | None, typer.Option("--plot", "-o", metavar="FILE.png", help="Draw the cosines as a heat map.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE.html", help="Write tables and figures as a page.")
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -49,4 +62,12 @@ def compare_command(
         record_command(plot)
         values["plot"] = str(plot)
         lines += ["", f"{plot}: written"]
+    if html is not None:
+        from hf_taskvec.cli.html_answer import write_page
+
+        views: list[CosineView] = ["total", "parts", "layers"] if len(names) == 2 else ["total", "layers"]
+        pictures = {_CAPTIONS[view]: partial(cosines.figure, view) for view in views}
+        values["html"] = str(write_page(html, " and ".join(names), lines, pictures))
+        record_command(html)
+        lines += ["", f"{html}: written"]
     CommandResult(values, lines).show(json)

@@ -1,16 +1,23 @@
 """`taskvec show`: what is in a vector."""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hf_taskvec.cli.arguments import DebugOption, JsonOption, TokenOption, VectorArgument, load_vector
+from hf_taskvec.cli.command_record import record_command
 from hf_taskvec.cli.results import CommandResult, TextTable, largest_first, layer_title
+from hf_taskvec.errors import BadValueError
 
 
 def show_command(
     vector: VectorArgument,
     top: Annotated[int, typer.Option(help="How many of the largest changes to list.", min=0)] = 10,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE.html", help="Write tables and figures as a page.")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
     token: TokenOption = None,
@@ -55,6 +62,16 @@ def show_command(
     ]
     if rows and len(layers) > 1:
         lines += ["", TextTable("Largest layers", ["layer", "norm", "of ‖τ‖²"], shares)]
+    if html is not None:
+        from hf_taskvec.analysis import stable_ranks
+        from hf_taskvec.cli.html_answer import write_page
+
+        pictures = {}
+        with suppress(BadValueError):  # no matrix that is known by its name: the tables stand alone
+            pictures["Stable ranks and norms of each kind of matrix, by layer"] = stable_ranks(found).figure
+        values["html"] = str(write_page(html, found.expression, lines, pictures))
+        record_command(html)
+        lines += ["", f"{html}: written"]
     CommandResult(values, lines).show(json)
 
 

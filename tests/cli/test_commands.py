@@ -155,6 +155,20 @@ def test_show_and_compare_give_the_librarys_numbers_as_json(taskvec: Run, edited
     assert three.json["cosines"][0][2] == pytest.approx(1.0) and (tmp_path / "three.png").exists()
 
 
+def test_show_and_compare_write_a_page(taskvec: Run, edited: Edited, tmp_path: Path) -> None:
+    shown = taskvec("show", "vector", "--html", tmp_path / "show.html", "--json").json
+    assert shown["html"] == str(tmp_path / "show.html")
+    page = (tmp_path / "show.html").read_text("utf-8")
+    assert f"<td>{shown['largest'][0]['name']}</td>" in page and page.count("<img ") == 1
+    answer = taskvec("compare", "a=vector", "b=vector", "c=vector", "--html", tmp_path / "both.html")
+    assert answer.code == 0 and answer.out.rstrip().endswith("both.html: written")
+    page = (tmp_path / "both.html").read_text("utf-8")
+    assert page.count("<img ") == 2 and "<td>+1.0000</td>" in page
+    assert "show" in json.loads((tmp_path / "show.html.command.json").read_text())["commands"][0]
+    wrong = taskvec("show", "vector", "--html", tmp_path / "show.txt")
+    assert wrong.code == 1 and "must end in .html" in wrong.err
+
+
 def test_survival_gives_the_librarys_shares_and_a_table_of_them(taskvec: Run, edited: Edited) -> None:
     options = ["--base", "base", "--scheme", "int8", "--scales", "0:-1:-0.5"]
     answer = taskvec("survival", "vector", *options, "--json")

@@ -148,6 +148,8 @@ def test_every_figure_is_linked_by_a_name_without_spaces(folder: Path, tmp_path:
         assert "linearity_the_lamps-the_boats.png" in shown and "landscape.png" in shown
         assert not any(" " in name for name in shown) and all((tmp_path / name).exists() for name in shown)
     assert len(list((tmp_path / "points").iterdir())) == 2
+    page = (tmp_path / "analysis.html").read_text("utf-8")
+    assert page.count("<img ") == len(re.findall(r"!\[", report)) and page.count("<h2>") == report.count("\n## ")
 
 
 def test_a_vector_of_another_model_is_refused_before_any_output(
