@@ -13,7 +13,7 @@ from hf_taskvec.escaping import visible
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1e21; --faint: #5c6370; --ground: #fff; --line: #d5d9e0; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --text: #e8eaed; --faint: #a7afbb; --ground: #17191c; --line: #3c424b; }
 }
 body { margin: 0 auto; padding: 0 1rem 3rem; max-width: 68rem; color: var(--text); background: var(--ground);

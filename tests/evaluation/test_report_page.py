@@ -111,6 +111,34 @@ def test_scores_are_a_table_and_a_plot_has_a_name() -> None:
         report.figure("score")
 
 
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_can_be_told_from_their_ground() -> None:
+    """Text by 4.5 to 1, lines and points of figures by 3 to 1: WCAG 2, level AA."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    style = block(full_report(0).to_html(), "<style>")
+    schemes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", each)) for each in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
+    ]
+    for colours in schemes:
+        for ground in (colours["ground"], colours["panel"]):
+            for name in ("text", "faint", "good", "bad", "open"):
+                assert contrast(colours[name], ground) >= 4.5, name
+            for number in range(7):
+                assert contrast(colours[f"c{number}"], ground) >= 3, number
+        assert contrast(colours["text"], colours["mark"]) >= 4.5
+
+
 def opened(folder: Path, report: UnlearningReport, found: Any, audit: dict[str, Any] | None = None) -> None:
     path = folder / "report.html"
     path.write_text(report.to_html(audit), "utf-8")
@@ -177,6 +205,24 @@ def test_hostile_texts_are_shown_as_text_and_nothing_overflows(tmp_path: Path, w
         assert page.find_elements(By.TAG_NAME, "img") == []
         wide, room = page.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
         assert wide <= room
+
+
+@needs_browser
+def test_it_prints_dark_on_white_whatever_the_screen_shows(tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    with browser(dark=True) as page:
+        opened(tmp_path, full_report(), page)
+        colour = "return getComputedStyle(document.body).backgroundColor"
+        assert page.execute_script(colour) == "rgb(23, 25, 28)"
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert page.execute_script(colour) == "rgb(255, 255, 255)"
+        lines = "return getComputedStyle(document.documentElement).getPropertyValue('--c6').trim()"
+        assert page.execute_script(lines) == "#000000"
+        assert not any(each.is_displayed() for each in page.find_elements(By.TAG_NAME, "button"))
+        assert page.find_element(By.ID, "scores").is_displayed()
+        printed = page.execute_cdp_cmd("Page.printToPDF", {})["data"]
+        assert base64.b64decode(printed).startswith(b"%PDF")
 
 
 @needs_browser
