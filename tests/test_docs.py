@@ -1,5 +1,6 @@
 """The documentation: its Python runs, its links lead somewhere, and the README stays short."""
 
+import json
 import os
 import re
 import shlex
@@ -219,6 +220,31 @@ def test_the_readme_s_four_commands_run(
 def test_the_guide_has_python_that_runs() -> None:
     runs = [block for block in BLOCK.finditer((ROOT / "docs" / "guide.md").read_text("utf-8")) if not block["note"]]
     assert len(runs) >= 10
+
+
+def test_the_schema_of_reports_is_that_of_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fastjsonschema
+    from support.made_reports import made_report, made_report_of_edits
+
+    from hf_taskvec.evaluation import UnlearningReport
+
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    from schemas import json_schema
+
+    schema = json_schema(UnlearningReport, frozenset({"theory", "controls", "edits", "utility"}))
+    assert "λ" in schema["properties"]["scales"]["description"]
+    check = fastjsonschema.compile(schema)
+    for report in (made_report(0), made_report_of_edits(0, {"-0.5*a": 1.0, "repaired": 2.0}, "repaired")):
+        content = json.loads(report.to_json())
+        check(content)
+        for wrong in ({"scales": ["a"]}, {"choice": 1}, {"books": [{"name": "alice"}]}):
+            with pytest.raises(fastjsonschema.JsonSchemaValueException):
+                check(content | wrong)
+        content.pop("theory")
+        check(content)
+        content.pop("scores")
+        with pytest.raises(fastjsonschema.JsonSchemaValueException):
+            check(content)
 
 
 def test_the_readme_is_short() -> None:

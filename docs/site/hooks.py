@@ -33,10 +33,10 @@ _NOT_RUN = re.compile(r"^<!-- not run: .* -->\n", re.M)
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference to the navigation, and to the how-tos the pages that it does not name."""
+    sys.path.insert(0, str(ROOT / "docs" / "site"))  # where the modules beside this one are found
     pages = {f"reference/{name.removeprefix('hf_taskvec.')}.md": _package_page(name) for name in PACKAGES}
     pages["reference/command-line.md"] = _command_pages()
     pages["reference/files.md"] = _file_formats()
-    sys.path.insert(0, str(ROOT / "docs" / "site"))
     from tutorials import FOLDER, as_markdown
 
     tutorials = {f"tutorials/{path.stem}.md": as_markdown(path) for path in sorted(FOLDER.glob("*.ipynb"))}
@@ -151,19 +151,26 @@ def _cell(text: str | None) -> str:
 
 def _file_formats() -> str:
     """What is in the files that the library writes."""
+    from schemas import json_schema
+
     from hf_taskvec.evaluation import UnlearningReport
     from hf_taskvec.evaluation.reporting import unlearning_report
     from hf_taskvec.files import vector_schema
 
     schema = json.dumps(vector_schema.VECTOR, indent=1, ensure_ascii=False)
     about = inspect.getdoc(unlearning_report) or ""
-    fields = "\n".join(f"- `{each.name}`: `{each.type}`" for each in dataclasses.fields(UnlearningReport))
+    later = frozenset(
+        each.name for each in dataclasses.fields(UnlearningReport) if each.default is not dataclasses.MISSING
+    )
+    report = json.dumps(json_schema(UnlearningReport, later), indent=1, ensure_ascii=False)
     return "\n\n".join(
         [
             "# Files",
             "## report.json",
             about,
-            f"Its fields, with their types:\n\n{fields}",
+            f"As a JSON schema, version {unlearning_report.REPORT_VERSION}. `schema` and `version` stand before these "
+            "fields, and the protocol has its `hash`, too.",
+            f"```json\n{report}\n```",
             "## taskvec.json",
             f"The record of a saved vector, format {vector_schema.FORMAT}, as a JSON schema:",
             f"```json\n{schema}\n```",
