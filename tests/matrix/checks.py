@@ -20,13 +20,13 @@ CHECKS: dict[str, Callable[[Subject, Tally], None]] = {
     "export": check_export.check,
 }
 
-#: those that models of other classes go through as well, the second as far as `LIVE` says
-CLASS_CHECKS = ("streamed", "live")
+#: those that models of other classes go through as well, `live` as far as `LIVE` says
+CLASS_CHECKS = ("streamed", "live", "attached")
 
 
 def checks_of_class(name: str) -> tuple[str, ...]:
     """The checks of a class beside the causal language models."""
-    return CLASS_CHECKS if name in LIVE else CLASS_CHECKS[:1]
+    return tuple(check for check in CLASS_CHECKS if check != "live" or name in LIVE)
 
 
 def outcome(model_type: str, check: str, folder: Path) -> Outcome:

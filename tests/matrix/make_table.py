@@ -23,7 +23,7 @@ from matrix.results import LORA, Outcomes
 README = results.ROOT / "README.md"
 PAGE = results.ROOT / "docs" / "coverage.md"
 CHECKS = ["streamed", "live", "lora", "attached", "vocabulary", "export"]
-CLASS_CHECKS = ["streamed", "live"]
+CLASS_CHECKS = ["streamed", "live", "attached"]
 _MARKS = {
     EXACT: "✓",
     PARTLY: "✓ −",
@@ -70,6 +70,7 @@ def page(committed: dict[str, str], outcomes: Outcomes) -> str:
     )
     rows = [_row_of_table(table, [e for e in classes if _auto_class(e) == table], outcomes) for table in tables]
     head = ["auto class", "classes", "not built", "streamed: exact", "live: tried", "live: exact"]
+    head += ["attached: exact", "attached: in part"]
     parts.append(_table(head, rows))
     parts.append("## Reasons\n\n`…` stands for the name of a parameter, a file or a model, `N` for a number.\n")
     for check in CHECKS:
@@ -100,9 +101,10 @@ def _auto_class(name: str) -> str:
 
 
 def _row_of_table(table: str, classes: list[str], outcomes: Outcomes) -> list[str]:
-    streamed, live = ([outcomes[e, c].kind for e in classes if (e, c) in outcomes] for c in CLASS_CHECKS)
-    tried = [kind for kind in live if kind != NOT_BUILT]
-    counts = [streamed.count(NOT_BUILT), streamed.count(EXACT), len(tried), live.count(EXACT)]
+    found = {c: Counter(outcomes[e, c].kind for e in classes if (e, c) in outcomes) for c in CLASS_CHECKS}
+    streamed, live, attached = (found[check] for check in CLASS_CHECKS)
+    counts = [streamed[NOT_BUILT], streamed[EXACT], live.total() - live[NOT_BUILT], live[EXACT]]
+    counts += [attached[EXACT], attached[PARTLY]]
     return [f"`{table}`", str(len(classes)), *(str(count or "") for count in counts)]
 
 

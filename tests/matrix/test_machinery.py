@@ -22,8 +22,9 @@ def _changed(monkeypatch, owner, name, change):
 @pytest.fixture(params=["a wrong λ", "a lost parameter"])
 def fault(request):
     if request.param == "a wrong λ":
-        return lambda vector: 1.001 * vector
-    return lambda vector: vector.filter(exclude="*layers.1.mlp.down_proj*")
+        return lambda vector: 1.01 * vector
+    lost = "layers.1.mlp.down_proj.weight", "layer.1.output.dense.bias"
+    return lambda vector: vector.filter(exclude=[name for name in vector if name.endswith(lost)])
 
 
 @pytest.mark.parametrize("check", ["streamed", "live", "vocabulary"])
@@ -50,14 +51,15 @@ def test_a_fault_in_reading_adapters_is_found(monkeypatch, tmp_path):
     assert judge(lambda tally: check_lora_config.check(case, tmp_path / "b", tally)).kind == WRONG
 
 
-def test_a_fault_in_attached_edits_is_found(monkeypatch, tmp_path):
+@pytest.mark.parametrize("row", ["llama", "BertForSequenceClassification"])
+def test_a_fault_in_attached_edits_is_found(row, fault, monkeypatch, tmp_path):
     original = TaskVector.applied_to
 
     def applied_to(self, model, scale, merge=True):
-        return original(self, model, scale if merge else 1.01 * scale, merge=merge)
+        return original(self if merge else fault(self), model, scale, merge=merge)
 
     monkeypatch.setattr(TaskVector, "applied_to", applied_to)
-    assert outcome("llama", "attached", tmp_path).kind == WRONG
+    assert outcome(row, "attached", tmp_path).kind == WRONG
 
 
 def test_a_fault_in_exports_is_found(monkeypatch, tmp_path):

@@ -103,6 +103,7 @@ _TOKENS = {
 }
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {**_ROPE, "mrope_section": [1, 1, 2]}
 _QWEN4 = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -118,6 +119,10 @@ _QWEN4 = {
 
 #: what a field's name alone does not tell: type -> field (with dots into nested configs) -> value
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    **{
+        name: {"text_config.rope_parameters": _SECTIONS}
+        for name in ("glm46v", "glm4v", "glm_ocr", "paddleocr_vl", "qwen2_5_omni_thinker", "qwen2_5_vl")
+    },
     "bamba": {"attn_layer_indices": [1]},
     "chinese_clip": {"text_config.pad_token_id": None},  # as youtu's
     "codegen": {"n_head": 4, "rotary_dim": 4},
@@ -148,7 +153,11 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
     },
-    "qwen2_vl": {"vision_config.embed_dim": 16, "vision_config.mlp_ratio": 2},
+    "qwen2_vl": {
+        "text_config.rope_parameters": _SECTIONS,
+        "vision_config.embed_dim": 16,
+        "vision_config.mlp_ratio": 2,
+    },
     "qwen4_exp": {f"text_config.{name}": value for name, value in _QWEN4.items()},
     "qwen4_exp_text": _QWEN4,
     "reformer": {"is_decoder": True, "axial_pos_shape": (8, 8), "axial_pos_embds_dim": (4, 12)},
