@@ -27,7 +27,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[each]) for each in (0, 1, 2
 
 from bench_apply import CONFIG, anonymous, make_model  # noqa: E402
 
-VECTORS, OPENED, FILES, BOOKS, RANKS = (1, 2, 4, 8, 16), (10, 100, 1000), (1, 4, 16, 64), (1, 2, 4, 8), (1, 2, 4)
+LAYERS, VECTORS, OPENED, FILES = (1, 4, 8), (1, 2, 4, 8, 16), (10, 100, 1000), (1, 4, 16, 64)
+BOOKS, RANKS = (1, 2, 4, 8), (1, 2, 4)
 RANK = 16
 MATRICES, MATRIX = 24, (2048, 4096)  # of the live model that is sharded
 
@@ -260,6 +261,21 @@ def make_vector(output: Path, base: Path, seed: int, rank: int = RANK, only: int
     return TaskVector.from_tensors(factors, name=f"v{seed}").save(output, progress=False)
 
 
+def by_parameters(folder: Path, layers: int) -> None:
+    names = (f"{kind}: {what}" for kind in ("full", "LoRA") for what in ("processor seconds", "a GB", "memory (MB)"))
+    table(f"One vector (LoRA: rank {RANK}), λ = −0.1; one file, one thread.", "parameters (million)", "GB", *names)
+    for count in LAYERS:
+        home = folder / f"{count}-layers"
+        size = make_models(home, count, 1)
+        cells: list[str] = []
+        for vector in (home / "tuned1", make_vector(home / "adapter", home / "base", 1)):
+            found = run(job_apply, home / "base", home / "out", 1, vector)
+            shutil.rmtree(home / "out")
+            cells += [f"{found['cpu']:.2f}", f"{found['cpu'] / size:.2f}", f"{found['memory']:.0f}"]
+        shutil.rmtree(home)
+        row(f"{size * 500:.0f}", f"{size:.2f}", *cells)
+
+
 def by_vectors(folder: Path, layers: int) -> None:
     size = make_models(folder, max(1, layers // 2), VECTORS[-1])
     adapters = [make_vector(folder / f"adapter{n}", folder / "base", n) for n in range(1, VECTORS[-1] + 1)]
@@ -399,6 +415,7 @@ def by_hub(folder: Path, layers: int) -> None:
 
 
 ROWS = {
+    "parameters": by_parameters,
     "vectors": by_vectors,
     "opening": by_opening,
     "shards": by_shards,
