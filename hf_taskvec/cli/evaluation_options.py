@@ -115,6 +115,20 @@ def own_base(where: Iterable[str], vector: "TaskVector") -> str:
     return find_base(vector.provenance, (Path(), *(Path(each).parent for each in where)))
 
 
+def answers_note(books: "Sequence[Book]", protocol: "Protocol", asked: int) -> list[str]:
+    """How many passages a sweep asks for, and how many answers that makes; nothing where only a tokenizer tells.
+
+    Raises:
+        `BadValueError`: If a book is too short for the protocol, as the sweep itself would say.
+    """
+    from hf_taskvec.evaluation.texts.leaks import find_all_passages
+
+    if protocol.unit == "tokens":
+        return []
+    count = len(find_all_passages(books, protocol, None)[0])
+    return [f"{count:,} passages, asked {asked} times: {count * asked:,} answers; the sweep tells the time they take"]
+
+
 def evaluation_dry_run(
     model: str,
     vectors: Mapping[str, int],

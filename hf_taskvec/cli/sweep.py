@@ -48,6 +48,7 @@ from hf_taskvec.cli.evaluation_options import (
     UnseenOption,
     UtilityLimitOption,
     UtilityOption,
+    answers_note,
     chosen_protocol,
     evaluation_dry_run,
     held_out_share,
@@ -144,7 +145,9 @@ def sweep_command(
         sizes = {path: by_name[name].nbytes for name, path in swept.paths.items()}
         sizes |= {path: others[book].nbytes for book, path in paths.items()}
         more = f"for the controls the seen passages are asked {2 + len(others)} more times, at one λ"
-        notes = [more] if controls else []
+        asked = (len(named) + 1 if swept.scales is None else len({0.0, *swept.scales})) + (never_saw is not None)
+        notes = answers_note(books, settings, asked)
+        notes += [more] if controls else []
         notes += [f"lm-eval asks {', '.join(utility)} at each of them"] if utility else []
         notes += [f"{len(named)} edits are compared: {'; '.join(named)}"] if named else []
         return evaluation_dry_run(swept.model, sizes, never_saw, output, token, notes).show(json)

@@ -37,6 +37,13 @@ def test_a_dry_run_does_nothing(hub: HubServer, taskvec: Run, edited: Edited, ar
     assert "nothing is written" in spoken.out and "memory about" in spoken.out
 
 
+def test_a_sweep_s_dry_run_counts_its_answers(taskvec: Run) -> None:
+    books = ["--forget", "lamps.txt", "--retain", "boats.txt", "--set", "samples=3", "--scales", "0,-0.5,-1"]
+    plan = taskvec("sweep", "vector", "base", *books, "--reference", "base", "-o", "x", "--dry-run", "--json").json
+    # Of each book three seen passages and three that are held out, at three λ and by the reference.
+    assert plan["notes"][-1].startswith("12 passages, asked 4 times: 48 answers")
+
+
 @pytest.mark.parametrize(
     ("looser", "arguments"),
     [
