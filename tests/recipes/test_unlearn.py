@@ -230,6 +230,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def user_flags(output: Path, texts: list[str], *more: str) -> list[str]:
     own = {"held-out": 0.2, "evaluation-batch-size": 64, "margin": 0.05, "samples": 1000}
+    own["prose"] = "false"  # the embedded books have their headings
     return [
         *flags(words=None, general_words=None, **own),
         *("--base-model", str(stage(output, "base")), "--books", *texts, *more),
