@@ -14,7 +14,7 @@ from hf_taskvec.algebra.blocks import Block
 from hf_taskvec.algebra.sources import InMemory, Source
 from hf_taskvec.errors import MismatchError, UnsupportedError
 from hf_taskvec.models.checkpoint import Checkpoint, canonical_tensors
-from hf_taskvec.models.layout import layout_of_model, unwrapped, without_peft
+from hf_taskvec.models.layout import Layout, layout_of_model, unwrapped, without_peft
 from hf_taskvec.models.model_classes import class_of_model
 from hf_taskvec.models.restructured import HeldPart, Part, can_be_sharded, held_of_parts
 from hf_taskvec.models.sharded_weights import Gathered, block_of, is_sharded, local_part, reshard, without_wrappers
@@ -32,7 +32,7 @@ def live_checkpoint(model: torch.nn.Module) -> Checkpoint:
     kind = class_name(inner)
     what = f"live {kind}"
     layout = layout_of_model(inner)
-    weights = _all_weights(inner)
+    weights = _stored_weights(inner, layout)
     held = {weight.name: weight.whole() for weight in weights}
     if layout.renamed or layout.restructured:
         # transformers remembers which conversions the model's own files needed; canonical names are those of all.
@@ -341,7 +341,7 @@ def live_weights(model: torch.nn.Module) -> dict[str, LiveWeight]:
     inner = without_peft(without_wrappers(model))
     layout = layout_of_model(inner)
     kind = class_name(inner)
-    found = {weight.name: weight for weight in _all_weights(inner) if not weight.is_constant}
+    found = {weight.name: weight for weight in _stored_weights(inner, layout) if not weight.is_constant}
     alike = [name for name in found if not layout.live_form(name)]
     weights = {canonical: found[name] for canonical, name in layout.place(alike, f"live {kind}", [kind]).items()}
     for alias, owner in layout.tied.items():
@@ -370,6 +370,12 @@ def _can_be_told(weights: Sequence[LiveWeight], parts: Sequence[Part]) -> bool:
     return (
         len(sharded) == len(weights) and len(alike) == 1 and can_be_sharded(parts, [weight.shape for weight in weights])
     )
+
+
+def _stored_weights(model: Any, layout: Layout) -> list[LiveWeight]:
+    """Without what the class never saves, such as positions that are calculated; tied weights are of those saved."""
+    never = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) - set(layout.tied)
+    return [weight for weight in _all_weights(model) if weight.name not in never]
 
 
 def _all_weights(model: torch.nn.Module) -> list[LiveWeight]:

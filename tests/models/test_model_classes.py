@@ -164,3 +164,13 @@ def test_files_of_another_class_than_the_config_names_are_refused(tmp_path: Path
     wrong = _with_architectures(tmp_path / "bert", ["BertForQuestionAnswering"], tmp_path / "wrong")
     with pytest.raises(MismatchError, match=r"classifier.\S+.* not among the parameters of BertForQuestionAnswering"):
         open_checkpoint(wrong)
+
+
+def test_what_a_class_never_saves_is_no_weight_of_its_live_models(tmp_path: Path) -> None:
+    """Marian's positions are calculated: a file has none, so a live fine-tune of it has none either."""
+    base = CLASSES["MarianMTModel"].make()
+    pair = save_pair(tmp_path, base, tuned_copy(base))
+    live = transformers.MarianMTModel.from_pretrained(pair.tuned)
+    vector = TaskVector.from_finetuned(pair.base, live)
+    assert_gives_tuned(vector, pair)
+    assert not [name for name in live_checkpoint(live).tensors if "embed_positions" in name]

@@ -60,10 +60,13 @@ def make(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
 
 
 def shake(model: PreTrainedModel, size: float = 0.01, seed: int = 1) -> PreTrainedModel:
-    """Change every parameter in place."""
+    """Change every parameter in place, but for those that are calculated and not saved."""
     generator = torch.Generator().manual_seed(seed)
+    never = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if name in never:
+                continue
             noise = torch.randn(parameter.shape, generator=generator) * size
             parameter.add_(noise.to(parameter.dtype))
     return model
