@@ -83,7 +83,7 @@ CLASSES = {
         TinyClass("T5ForSequenceClassification", "T5Config", _T5),
         TinyClass("T5EncoderModel", "T5Config", _T5),
         TinyClass("BartForConditionalGeneration", "BartConfig", _SEQ2SEQ, _BOTH),
-        TinyClass("MarianMTModel", "MarianConfig", {**_SEQ2SEQ, "forced_eos_token_id": 2}, _BOTH),  # positions are not saved
+        TinyClass("MarianMTModel", "MarianConfig", {**_SEQ2SEQ, "forced_eos_token_id": 2}, _BOTH),
         TinyClass("BertModel", "BertConfig", _ENCODER),
         TinyClass("BertForMaskedLM", "BertConfig", _ENCODER),
         TinyClass("BertForSequenceClassification", "BertConfig", _ENCODER),
