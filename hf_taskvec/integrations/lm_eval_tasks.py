@@ -1,4 +1,6 @@
-"""lm-evaluation-harness beside task vectors: the model type `taskvec`, known to it."""
+"""lm-evaluation-harness beside task vectors: the model type `taskvec`, known to it, and the folder of our tasks."""
+
+from pathlib import Path
 
 from hf_taskvec.evaluation.utility import check_lm_eval
 
@@ -26,3 +28,19 @@ def register_lm_eval() -> None:
 
     if MODEL_TYPE not in model_registry:
         model_registry.register(MODEL_TYPE, target=_CLASS)
+
+
+def lm_eval_tasks_folder() -> Path:
+    """The folder of our own tasks for lm-eval: books, MUSE and TOFU, for its `--include_path`.
+
+    From a shell: `taskvec lm-eval --tasks-folder`.
+
+    Returns:
+        `Path`: It has a YAML for each task.
+
+    Example:
+        >>> (lm_eval_tasks_folder() / "book.yaml").is_file()
+        True
+
+    """
+    return Path(__file__).parent / "lm_eval_yaml"

@@ -277,14 +277,19 @@ def load_benchmark(
         >>> books.part("knowmem_forget").items[0].prompt  # a question  # doctest: +SKIP
 
     """
-    if name not in DEFINITIONS:
-        raise MissingNameError(
-            f"no benchmark {name!r}.{did_you_mean(name, DEFINITIONS)} The benchmarks are {', '.join(DEFINITIONS)}"
-        )
-    definition, form, access = DEFINITIONS[name], prompt_form(prompt), HubAccess(revision, token, progress)
+    definition, form, access = _definition(name), prompt_form(prompt), HubAccess(revision, token, progress)
     parts = tuple(_load_part(part, access) for part in definition.parts)
     check_parts_differ(parts)
     return Benchmark(name, parts, form, definition.training, definition.metrics)
+
+
+def load_benchmark_part(name: str, part: str, *, prompt: str | PromptForm = "question") -> Benchmark:
+    """The benchmark with one of its parts alone: no other data set is fetched. Arguments and errors as above."""
+    definition = _definition(name)
+    parts = tuple(_load_part(each, HubAccess()) for each in definition.parts if each.name == part)
+    found = Benchmark(name, parts, prompt_form(prompt), definition.training, definition.metrics)
+    found.part(part)  # there is one
+    return found
 
 
 def check_parts_differ(parts: Sequence[BenchmarkPart]) -> None:
@@ -297,6 +302,14 @@ def check_parts_differ(parts: Sequence[BenchmarkPart]) -> None:
                 f"the parts {other.name!r} ({other.source.id}) and {part.name!r} ({part.source.id}) hold the same "
                 "rows: one of the two data sets is not what its name says"
             )
+
+
+def _definition(name: str) -> BenchmarkDefinition:
+    if name not in DEFINITIONS:
+        raise MissingNameError(
+            f"no benchmark {name!r}.{did_you_mean(name, DEFINITIONS)} The benchmarks are {', '.join(DEFINITIONS)}"
+        )
+    return DEFINITIONS[name]
 
 
 def _load_part(part: PartDefinition, access: HubAccess) -> BenchmarkPart:
