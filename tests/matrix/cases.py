@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from matrix import check_lora_config, lora_cases
-from matrix.checks import CHECKS, checks_of_class, outcome
+from matrix.checks import CHECKS, CLASS_CHECKS, outcome
 from matrix.other_classes import CLASSES
 from matrix.outcomes import Outcome, judge
 from matrix.results import LORA
@@ -17,7 +17,7 @@ from matrix.tiny_types import TYPES
 def all_cases() -> list[tuple[str, str]]:
     """Row and check of each case."""
     types = [(model_type, check) for model_type in TYPES for check in CHECKS]
-    classes = [(name, check) for name in CLASSES for check in checks_of_class(name)]
+    classes = [(name, check) for name in CLASSES for check in CLASS_CHECKS]
     return types + classes + [(LORA, label) for label in _options()]
 
 

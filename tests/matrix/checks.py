@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from matrix import check_attached, check_export, check_live, check_lora, check_streamed, check_vocabulary
-from matrix.other_classes import LIVE
 from matrix.outcomes import NOT_BUILT, Outcome, Tally, judge, normalised
 from matrix.subjects import Subject
 
@@ -20,13 +19,8 @@ CHECKS: dict[str, Callable[[Subject, Tally], None]] = {
     "export": check_export.check,
 }
 
-#: those that models of other classes go through as well, `live` as far as `LIVE` says
+#: those that models of other classes go through as well
 CLASS_CHECKS = ("streamed", "live", "attached")
-
-
-def checks_of_class(name: str) -> tuple[str, ...]:
-    """The checks of a class beside the causal language models."""
-    return tuple(check for check in CLASS_CHECKS if check != "live" or name in LIVE)
 
 
 def outcome(model_type: str, check: str, folder: Path) -> Outcome:

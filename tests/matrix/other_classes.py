@@ -35,18 +35,3 @@ def _classes() -> dict[str, tuple[str, str]]:
 
 #: class -> what the auto class that gives it first is for, and its model type; none that a causal language model is
 CLASSES = _classes()
-
-# Whose classes go through the check of live models as well: it takes twice the time of the other.
-_LIVE_TABLES = (
-    *("pretraining", "image", "masked-image-modeling", "causal-image-modeling", "image-classification"),
-    *("image-segmentation", "semantic-segmentation", "instance-segmentation", "universal-segmentation"),
-    *("video-classification", "image-text-to-text", "multimodal-lm", "masked-lm", "object-detection"),
-)
-_LIVE_TYPES = (
-    *("albert", "bart", "beit", "bert", "blip", "clip", "convnext", "deberta-v2", "deit", "distilbert", "electra"),
-    *("gemma3", "gpt2", "hubert", "llama", "llava", "mbart", "mistral", "modernbert", "mt5", "paligemma", "pegasus"),
-    *("qwen2_5_vl", "qwen2_vl", "qwen3", "resnet", "roberta", "siglip", "smolvlm", "swin", "t5", "umt5", "vit"),
-    *("wav2vec2", "whisper", "xlm-roberta", "xlnet"),
-)
-#: all of some auto classes, and those of types that people meet most
-LIVE = frozenset(name for name, (table, each) in CLASSES.items() if table in _LIVE_TABLES or each in _LIVE_TYPES)
