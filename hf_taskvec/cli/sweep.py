@@ -104,8 +104,7 @@ def sweep_command(
 ) -> None:
     """Measure MODEL + λ·VECTOR at many λ, or with whole edits, and choose one.
 
-    taskvec sweep hp1 me/books-model --forget hp1.txt --retain pp.txt --reference base -o report
-
+    taskvec sweep hp1 me/books-model --forget hp1.txt --retain pp.txt --reference base -o report, or
     taskvec sweep me/books-model --vector hp1=hp1 --vector pp=pp --edit "-0.9*hp1 + 0.5*pp" …
     """
     from hf_taskvec.evaluation.reporting.tracking import check_trackers
