@@ -61,6 +61,32 @@ def test_the_vectors_own_base_is_the_reference_and_is_named_so(taskvec: Run, tmp
     assert report.choice.reason.split(";")[0] in answer.out
 
 
+@pytest.mark.slow  # lm-eval reads all of its tasks
+def test_lm_evals_tasks_are_asked_beside_the_books(taskvec: Run, hub: HubServer, tmp_path: Path) -> None:
+    """`sciq`, one of lm-eval's own, whose data set is on the loopback Hub."""
+    rows = [
+        {
+            "support": f"Sentence number {i} tells of the lamps.",
+            "question": f"What does sentence number {i} tell of?",
+            "correct_answer": "the lamps",
+            **{f"distractor{k}": f"room {i + k}" for k in (1, 2, 3)},
+        }
+        for i in range(9)
+    ]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    hub.add_repo(
+        "allenai/sciq", {f"{split}.jsonl": content for split in ("train", "validation", "test")}, repo_type="dataset"
+    )
+    asked = ["--scales", "0,-1", "--utility", "sciq", "--utility-limit", 5]
+    answer = taskvec("sweep", "vector", "tuned", *BOOKS, *asked, "-o", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    found = {(each.metric, each.scale): each for each in UnlearningReport.load(tmp_path / "out").utility}
+    assert set(found) == {(f"sciq/{name}", scale) for name in ("acc", "acc_norm") for scale in (0.0, -1.0)}
+    assert all(each.n == 5 and each.value.value * 5 in range(6) for each in found.values())
+    planned = taskvec("sweep", "vector", "tuned", *BOOKS, *asked, "-o", tmp_path / "new", "--dry-run")
+    assert planned.code == 0 and "lm-eval asks sciq at each of them" in planned.out
+
+
 def test_a_reference_is_named_by_its_folder_and_measured_by_eval_too(taskvec: Run, tmp_path: Path) -> None:
     answer = taskvec("eval", "tuned", *BOOKS, "--reference", "./base", "-o", tmp_path / "out", "--json")
     assert answer.code == 0, answer.err
