@@ -143,7 +143,7 @@ def sweep(
 
     Raises:
         `BadValueError`: If an argument cannot be used: among others, an edit that is on another model.
-        `MissingNameError`: If there is no such protocol or metric.
+        `MissingNameError`: If there is no such protocol or metric, or lm-eval has no such task.
         `UnsupportedError`: If tasks of lm-eval or a tracker are named, and that is not installed.
         `OutputError`: If `output` or `store` cannot be written; before any work.
         `MismatchError`: If the processes of a launch hold different weights, the vector does not fit the model, or the

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hf_taskvec.errors import BadValueError, UnsupportedError
+from hf_taskvec.errors import BadValueError, MissingNameError, UnsupportedError, did_you_mean
 from hf_taskvec.evaluation.asking.scalable_edits import ScalableEdit
 from hf_taskvec.evaluation.reporting.report_parts import UtilityScore
 from hf_taskvec.evaluation.scoring.statistics import Draws, Interval
@@ -87,6 +88,19 @@ class LmEvalMetric:
         from lm_eval.tasks import TaskManager
 
         return self.task_manager if self.task_manager is not None else TaskManager()
+
+    def check_names(self) -> None:
+        """Refuse a task that lm-eval does not know, which it would say when it is asked.
+
+        Raises:
+            `MissingNameError`: If there is none of that name, nor such a YAML.
+        """
+        known = self._tasks.all_tasks  # groups and tags among them
+        for name in self.tasks:
+            if name not in known and not Path(name).is_file():
+                raise MissingNameError(
+                    f"lm-eval has no task {name!r}.{did_you_mean(name, known)} `lm-eval ls tasks` lists them"
+                )
 
 
 def lm_eval_metric(
@@ -165,11 +179,15 @@ def utility_metric(utility: Any, tokenizer: Any, batch_size: int | None) -> Call
 
     Raises:
         `UnsupportedError`: If tasks are named and lm-eval is not installed.
+        `MissingNameError`: If lm-eval has no such task.
         `BadValueError`: If it is neither.
     """
     if not callable(utility):
         utility = lm_eval_metric(utility, tokenizer, batch_size=batch_size or 8)
-    return utility.measure if isinstance(utility, LmEvalMetric) else utility
+    if not isinstance(utility, LmEvalMetric):
+        return utility
+    utility.check_names()  # before the books are asked
+    return utility.measure
 
 
 def utility_scores(

@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from support.tiny_books import InPlaceEdit, make_books, make_tokenizer, tiny_llama
 
 from hf_taskvec import TaskVector
-from hf_taskvec.errors import BadValueError
+from hf_taskvec.errors import BadValueError, MissingNameError
 from hf_taskvec.evaluation import UnlearningReport, lm_eval_metric, protocols, sweep
 
 SHORT = protocols.get(prompt_length=14, answer_length=8, samples=4)
@@ -65,6 +65,14 @@ def test_a_function_of_the_model_stands_beside_the_books(made, tmp_path):
     report.save(tmp_path, plots=False)
     assert UnlearningReport.load(tmp_path).utility == report.utility
     assert not sweep(joint, None, [0], books, SHORT, tokenizer=tokenizer, **FAST).utility
+
+
+def test_a_task_that_lm_eval_lacks_is_refused_before_the_books_are_asked(made, tasks, tmp_path):
+    tokenizer, books, _, joint = made
+    metric = lm_eval_metric(["arc_easy", "arc_esy"], tokenizer, task_manager=tasks)
+    with pytest.raises(MissingNameError, match=r"lm-eval has no task 'arc_esy'.*arc_easy"):
+        sweep(joint, None, [0, -1], books, SHORT, tokenizer=tokenizer, utility=metric, output=tmp_path / "out", **FAST)
+    assert not list(tmp_path.rglob("*.json*"))
 
 
 def test_what_gives_no_scores_is_refused(made):
