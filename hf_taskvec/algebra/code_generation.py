@@ -44,7 +44,8 @@ def elementwise_loop(element: Element, inputs: tuple[torch.dtype, ...], output: 
     build, out = loop.builder, loop.output
     out.add_attribute("noalias")
     largest, smallest = loop.carried(all_lanes(I32, 0)), loop.carried(all_lanes(I32, 0x7FFFFFFF))
-    written, magnitude = rounded(build, loop.value(element), element.precision, output)
+    # Where a number is not normal, what is written does not count.
+    written, magnitude = rounded(build, loop.value(element), element.precision, output, is_normal=True)
     build.store(written, build.gep(out, [loop.place], source_etype=STORED[output]), align=1)
     more_than, less_than = largest, smallest
     if magnitude is not None:

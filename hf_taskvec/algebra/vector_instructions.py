@@ -44,7 +44,9 @@ def widened(build: ir.IRBuilder, number: Any, kind: torch.dtype) -> Any:
     return build.bitcast(build.or_(build.select(small, subnormal, normal), sign), vector_of(SINGLE))
 
 
-def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: torch.dtype) -> tuple[Any, Any]:
+def rounded(
+    build: ir.IRBuilder, number: Any, precision: torch.dtype, output: torch.dtype, is_normal: bool = False
+) -> tuple[Any, Any]:
     """A number as it is stored, rounded once; and the bits of its magnitude in fp32, if there is something to look at.
 
     fp64 becomes fp32 by rounding to odd, as in `rounding.round_once`, and fp32 a 16-bit number by rounding to nearest
@@ -59,7 +61,7 @@ def rounded(build: ir.IRBuilder, number: Any, precision: torch.dtype, output: to
     magnitude = build.and_(bits, all_lanes(I32, 0x7FFFFFFF))
     if output == torch.float32:
         return single, magnitude
-    if output == torch.bfloat16 and rounds_to_bfloat():
+    if output == torch.bfloat16 and is_normal and rounds_to_bfloat():  # it makes zeros of subnormal numbers
         return build.bitcast(build.fptrunc(single, vector_of(BRAIN)), vector_of(I16)), magnitude
     if output == torch.bfloat16:  # fp32's upper half: the sign stays where it is
         return build.trunc(_cut_off(build, bits, 16), vector_of(I16)), magnitude
