@@ -19,7 +19,7 @@ FAST = {"resamples": 500, "permutations": 500}
 
 def excerpt(path, name, role, begin, words):
     """The beginning of a real book: so much as a tiny model can learn by heart in seconds."""
-    text = load_book(path).text
+    text = load_book(path, prose=False).text
     text = " ".join(text[text.index(begin) :].split(" ")[:words])
     return load_book(datasets.Dataset.from_dict({"text": [text]}), name, role=role, block_words=100, held_out=0.4)
 
@@ -42,7 +42,7 @@ def learnt(shared, books):
     alice = excerpt(books / "carroll_1_alice.txt", "Alice", "forget", "CHAPTER I.", 800)
     oz = excerpt(books / "baum_oz_1_wizard.txt", "Oz", "retain", "Dorothy lived in", 800)
     torch.manual_seed(0)
-    joint = train(copy.deepcopy(base), tokenizer, [alice, oz], 260, length=96, lr=5e-3)
+    joint = train(copy.deepcopy(base), tokenizer, [alice, oz], 500, length=96, lr=3e-3)
     single = train(copy.deepcopy(base), tokenizer, [alice], 45, length=96, lr=2e-3)
     return tokenizer, base, joint, single, [alice, oz]
 

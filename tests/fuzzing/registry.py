@@ -29,6 +29,8 @@ EXEMPT = {
     "hf_taskvec.evaluation.benchmarks.data_sources:_load": "datasets reads it; each value of its rows is checked after",
     "hf_taskvec.evaluation.reporting.report_page:_file": "a file of this package",
     "hf_taskvec.experiments.smollm:_convert": "a file of an installed package",
+    "hf_taskvec.integrations.lm_eval_passages:_tokenizer_and_config": _TRANSFORMERS,
+    "hf_taskvec.integrations.lm_eval_passages:book_scores": "a column that the task itself made, in the same process",
     "hf_taskvec.models.checkpoint:file_digests.digest": "bytes for a digest; whatever they are",
     "hf_taskvec.models.distributed_checkpoint:DistributedFiles.map_of": _DISTRIBUTED,
     "hf_taskvec.models.distributed_checkpoint:_RowsOfParts._opened": _DISTRIBUTED,
