@@ -20,7 +20,7 @@ from hf_taskvec.algebra.sources import Readable, Source
 from hf_taskvec.algebra.subnormals import kept_subnormals
 from hf_taskvec.algebra.tiles import tiles_of_shape
 
-# Tiles that are made in one go where nothing is held of them: by torch, which holds some fp64, that is 32 MiB.
+# Tiles that machine code makes in one go: it holds nothing of them.
 _TILES_AT_ONCE = 8
 
 # Elements of a right factor that are converted at a time, whatever its rank.
@@ -49,6 +49,10 @@ class _Prepared:
     @property
     def is_stored(self) -> bool:
         return bool(self.folded or self.scaled)
+
+    @cached_property
+    def tensors(self) -> list[Readable]:
+        return [tensor for parts in (self.folded, *(p for _, p in self.scaled)) for _, tensor in parts]
 
     @cached_property
     def alone(self) -> Formula:
@@ -284,24 +288,31 @@ class Sum:
         """The row ranges to evaluate."""
         return tiles_of_shape(self.shape)
 
-    def _runs(self, tensors: Iterable[Readable]) -> Iterator[tuple[int, int]]:
-        """The tiles, or several at a time: a sum of tensors in memory has the same bits in whatever ranges it is made.
+    @kept_subnormals()
+    def _write_at_once(self, out: torch.Tensor, start: int, stop: int) -> bool:
+        """Write several tiles by machine code, if they are of stored tensors alone: the bits are those of single tiles.
 
-        Next to what machine code takes for one tile, Python's own time for it counts.
+        Beside what the code takes for one tile, Python's own time for it counts.
         """
-        is_plain = not (self._low_rank or self._others) and all(isinstance(each, torch.Tensor) for each in tensors)
+        ready = self._prepared or self._prepare()
+        is_plain = ready.is_stored and not (self._low_rank or self._others) and self.block is None
+        is_plain = is_plain and all(isinstance(each, torch.Tensor) for each in ready.tensors)
+        return is_plain and out.dtype != torch.float64 and ready.alone.write(out[start:stop], start, stop)
+
+    def _left_over(self, out: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """The tiles that are not written at once with their neighbours, which this does."""
         tiles = list(self.tiles())
-        step = _TILES_AT_ONCE if is_plain and self.block is None else 1
-        for first in range(0, len(tiles), step):
-            yield tiles[first][0], tiles[min(first + step, len(tiles)) - 1][1]
+        for number in range(0, len(tiles), _TILES_AT_ONCE):
+            run = tiles[number : number + _TILES_AT_ONCE]
+            if len(run) == 1 or not self._write_at_once(out, run[0][0], run[-1][1]):
+                yield from run
 
     def into(self, out: torch.Tensor, name: str) -> None:
         """Evaluate the whole parameter into `out`, rounded once to its dtype."""
         ready = self._prepared or self._prepare()
-        tensors = [tensor for parts in (ready.folded, *(p for _, p in ready.scaled)) for _, tensor in parts]
-        memory = {each.untyped_storage().data_ptr() for each in tensors if isinstance(each, torch.Tensor)}
+        memory = {each.untyped_storage().data_ptr() for each in ready.tensors if isinstance(each, torch.Tensor)}
         direct = self.device == out.device and out.untyped_storage().data_ptr() not in memory
-        for start, stop in self._runs(tensors):
+        for start, stop in self._left_over(out) if direct else self.tiles():
             first, last = self._held(start, stop)
             if self.block is not None and (first == last or not out.numel()) and self.shape:
                 continue

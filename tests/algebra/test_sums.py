@@ -16,6 +16,7 @@ from hf_taskvec.algebra.exact_difference import exact_format
 from hf_taskvec.algebra.rounding import parse_dtype, round_once
 from hf_taskvec.algebra.sources import InMemory, Source
 from hf_taskvec.algebra.sums import Sum, Term
+from hf_taskvec.algebra.tiles import TILE
 
 DIGITS_AND_LEAST_EXPONENT = {torch.bfloat16: (8, -126), torch.float16: (11, -14), torch.float32: (24, -126)}
 DTYPES = list(DIGITS_AND_LEAST_EXPONENT)
@@ -172,6 +173,8 @@ def _low_rank(*factors: torch.Tensor) -> LowRank:
 
 
 _WEIGHTS = 0.02
+# Of 1,024 numbers each, in one tile.
+TILE_ROWS = TILE // 1024
 
 
 def numbers(kind: str, count: int = 1 << 18) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -456,3 +459,17 @@ def test_dtypes_are_parsed_and_others_refused() -> None:
     for bad in ("int8", "nothing", torch.int64):
         with pytest.raises(TaskVectorError, match="Use one of: bfloat16, float16, float32, float64"):
             parse_dtype(bad)
+
+
+@pytest.mark.parametrize("scale", [-0.4, -1.0])
+def test_many_tiles_have_the_bits_of_single_ones(scale: float) -> None:
+    """Also where machine code leaves some of them to torch: those with numbers below the smallest normal one."""
+    shape = (TILE_ROWS * 11 + 3, 1024)
+    base = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(_WEIGHTS).bfloat16()
+    tuned = (base.float() * 1.01).bfloat16()
+    base[TILE_ROWS * 9 + 1], tuned[TILE_ROWS * 9 + 1] = 2.0**-130, 2.0**-129
+    found = Sum(shape, [Term(scale, Difference(InMemory(tuned), InMemory(base)))], InMemory(base))
+    out = torch.empty_like(base)
+    found.into(out, "w")
+    tiles = [found.rounded(start, stop, torch.bfloat16, "w").clone() for start, stop in found.tiles()]
+    assert len(tiles) > 8 and torch.equal(out.view(torch.int16), torch.cat(tiles).view(torch.int16))
